@@ -1,0 +1,622 @@
+"""One builder for each call to Redis: keys, arguments, and what to make of the answer.
+
+A `Command` is a value. The runners of `redis_stream_coord.runner` send it, synchronously or not; nothing here does
+any I/O. Work that takes several commands is a *saga*: a generator that yields commands and is sent their results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, Generic, Literal, TypeVar, cast
+
+import attrs
+
+from . import keys as redis_keys
+from .errors import CorruptMetadataError, refused
+from .keys import GroupKeys, StreamKeys
+from .models import GroupView, Held, Layout, MemberView, ShardView, Timings
+from .scripts import Argument, Script, catalogue
+
+# What the stored records and this release speak. A stored range that excludes it is refused by every script.
+PROTOCOL = 1
+
+T = TypeVar("T")
+Saga = Generator["Command[Any]", Any, T]
+
+
+@attrs.frozen
+class Command(Generic[T]):
+    """One call to Redis.
+
+    Attributes:
+        name: of the script, or the plain Redis command.
+        script: ``None`` for a plain command.
+        keys: KEYS of the script or keys of the command.
+        arguments: ARGV of the script or the rest of the command.
+        parse: makes the result of the raw RESP2 answer; raises the exception of a refusal.
+        idempotent: whether it may be sent again when its reply was lost.
+    """
+
+    name: str
+    script: Script | None
+    keys: Sequence[str]
+    arguments: Sequence[str | bytes]
+    parse: Callable[[Any], T]
+    idempotent: bool = True
+
+
+def _call(
+    name: str,
+    keys: Mapping[str, str],
+    arguments: Mapping[str, Argument],
+    parse: Callable[[list[Any]], T],
+    *,
+    accept: Sequence[str] = ("OK",),
+    idempotent: bool = True,
+    stream: str | None = None,
+    group: str | None = None,
+    member: str | None = None,
+    shard: int | None = None,
+) -> Command[T]:
+    script = catalogue()[name]
+    bound, argv = script.bind(keys, arguments)
+
+    def checked(answer: list[Any]) -> T:
+        word = text(answer[0])
+        if word not in accept:
+            detail = " ".join(text(part) for part in answer[1:])
+            raise refused(word, detail, stream=stream, group=group, member=member, shard=shard)
+        return parse(answer)
+
+    return Command(name, script, bound, argv, checked, idempotent)
+
+
+def text(value: Any) -> str:
+    """Return an element of an answer as text."""
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+# --- membership -----------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class HeartbeatRequest:
+    """What a member says in a heartbeat; see ``lua/heartbeat.lua`` for each field."""
+
+    member: str
+    nonce: str
+    epoch: int
+    incarnation: int
+    version: int
+    assignment_epoch: int
+    weight: float
+    replaces: str | None
+    leaving: bool
+    owned: Sequence[Held]
+    revoked: Sequence[Held]
+    refused: Sequence[tuple[int, int, int]]
+
+
+@attrs.frozen(kw_only=True)
+class HeartbeatReply:
+    """An accepted heartbeat.
+
+    Attributes:
+        status: ``OK``; ``REVOKE_PENDING``: something has to be drained, nothing new may be read; ``LEFT``.
+        now_ms: Redis server time.
+        last_event: id of the newest event; block on events beyond it.
+        holdings: ``None`` when nothing has changed since the last answer.
+    """
+
+    status: Literal["OK", "REVOKE_PENDING", "LEFT"]
+    now_ms: int
+    incarnation: int
+    version: int
+    group_epoch: int
+    assignment_epoch: int
+    epoch: int
+    timings: Timings
+    last_event: str
+    holdings: Holdings | None
+
+
+@attrs.frozen(kw_only=True)
+class Holdings:
+    """What a member has: assigned and revoking shards with tokens, and shards that are meant for it."""
+
+    assigned: Mapping[int, int]
+    revoking: Mapping[int, int]
+    pending: frozenset[int]
+
+
+def heartbeat(keys: GroupKeys, request: HeartbeatRequest) -> Command[HeartbeatReply]:
+    """Join, renew the lease, report, leave.
+
+    Raises (when run): the exceptions of `errors.REFUSALS` that ``heartbeat.lua`` can answer with.
+    """
+    return _call(
+        "heartbeat",
+        {"metadata": keys.metadata, "leases": keys.leases, "events": keys.events},
+        {
+            "member": request.member,
+            "nonce": request.nonce,
+            "epoch": request.epoch,
+            "incarnation": request.incarnation,
+            "version": request.version,
+            "assignment_epoch": request.assignment_epoch,
+            "protocol": PROTOCOL,
+            "weight": round(request.weight * 1000),
+            "replaces": request.replaces or "-",
+            "leaving": int(request.leaving),
+            "owned": _format_held(request.owned),
+            "revoked": _format_held(request.revoked),
+            "refused": [number for refusal in request.refused for number in refusal],
+        },
+        _heartbeat_reply,
+        accept=("OK", "REVOKE_PENDING", "LEFT"),
+        stream=keys.stream,
+        group=keys.group,
+        member=request.member,
+    )
+
+
+def _heartbeat_reply(answer: list[Any]) -> HeartbeatReply:
+    now, incarnation, version, group_epoch, assignment_epoch, epoch, beat, lease, rebalance = map(int, answer[1:10])
+    return HeartbeatReply(
+        status=cast(Literal["OK", "REVOKE_PENDING", "LEFT"], text(answer[0])),
+        now_ms=now,
+        incarnation=incarnation,
+        version=version,
+        group_epoch=group_epoch,
+        assignment_epoch=assignment_epoch,
+        epoch=epoch,
+        timings=_timings(beat, lease, rebalance),
+        last_event=text(answer[10]),
+        holdings=None
+        if len(answer) == 11
+        else Holdings(
+            assigned=_parse_held(text(answer[11])),
+            revoking=_parse_held(text(answer[12])),
+            pending=_parse_set(text(answer[13])),
+        ),
+    )
+
+
+def _timings(heartbeat_ms: int, lease_ms: int, rebalance_ms: int) -> Timings:
+    return Timings(
+        heartbeat_seconds=heartbeat_ms / 1000,
+        lease_seconds=lease_ms / 1000,
+        rebalance_seconds=rebalance_ms / 1000,
+    )
+
+
+def _format_held(held: Sequence[Held]) -> str:
+    # Ascending, as the stored record is: an unchanged member is recognised by comparing the text.
+    return ",".join(f"{h.shard}:{h.token}" for h in sorted(held, key=lambda h: h.shard)) or "-"
+
+
+def _parse_held(held: str) -> dict[int, int]:
+    pairs = (part.split(":") for part in held.split(",") if held != "-")
+    return {int(shard): int(token) for shard, token in pairs}
+
+
+def _parse_set(shards: str) -> frozenset[int]:
+    return frozenset(int(part) for part in shards.split(",") if shards != "-")
+
+
+# --- the data plane of one shard ------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Fence:
+    """The session in whose name a shard is claimed, read and acknowledged."""
+
+    shard: int
+    member: str
+    nonce: str
+    incarnation: int
+    token: int
+
+
+@attrs.frozen
+class Entry:
+    """One entry as read: id, how often it has been delivered, and its fields as a flat list."""
+
+    id: str
+    deliveries: int
+    fields: Sequence[bytes]
+
+
+@attrs.frozen
+class Page:
+    """What one read brought.
+
+    Attributes:
+        entries: in id order.
+        caught_up: nothing older is pending beyond these.
+        wait_after: nothing more was there; wait for entries beyond this id. ``None``: read on at once.
+        recreated_at: the consumer group had vanished and was made anew at this position.
+        gone: ids that were pending but exist no more (deleted or trimmed); they have been acknowledged.
+    """
+
+    entries: Sequence[Entry]
+    caught_up: bool
+    wait_after: str | None
+    recreated_at: str | None
+    gone: Sequence[str]
+
+
+def claim(keys: GroupKeys, fence: Fence) -> Command[str]:
+    """Raise the fence of a shard. Result: the recorded position.
+
+    Raises (when run):
+        FencedError: another session has claimed it under a higher token; ``detail`` begins with that fence's
+            incarnation and token.
+        MetadataRegressionError: the fence is of a later lifecycle of the group.
+    """
+    return _call(
+        "claim",
+        {"stream": StreamKeys(keys.stream).shard(fence.shard).stream, "fence": keys.fence(fence.shard)},
+        {"incarnation": fence.incarnation, "token": fence.token, "member": fence.member, "nonce": fence.nonce},
+        lambda answer: text(answer[1]),
+        accept=("OK",),
+        **_whom(keys, fence),
+    )
+
+
+def read(keys: GroupKeys, fence: Fence, *, after: str, count: int) -> Command[Page]:
+    """Read up to `count` entries beyond `after`, the last id received under this claim.
+
+    Raises (when run): `FencedError`; `NotFoundError` if the shard's stream does not exist.
+    """
+    return _call(
+        "read",
+        {"stream": StreamKeys(keys.stream).shard(fence.shard).stream, "fence": keys.fence(fence.shard)},
+        {
+            "group": keys.group,
+            "member": fence.member,
+            "incarnation": fence.incarnation,
+            "token": fence.token,
+            "nonce": fence.nonce,
+            "after": after,
+            "count": count,
+        },
+        _page,
+        **_whom(keys, fence),
+    )
+
+
+def _page(answer: list[Any]) -> Page:
+    rest = answer[5:]
+    return Page(
+        entries=[
+            Entry(text(rest[i]), int(rest[i + 1]), rest[i + 2]) for i in range(0, len(rest), 3)
+        ],
+        caught_up=bool(answer[1]),
+        wait_after=text(answer[2]) or None,
+        recreated_at=text(answer[3]) or None,
+        gone=[text(entry_id) for entry_id in answer[4]],
+    )
+
+
+def ack(keys: GroupKeys, fence: Fence, ids: Sequence[str]) -> Command[int]:
+    """Acknowledge entries. Result: how many of them were pending until now.
+
+    Raises (when run): `FencedError`: nothing was acknowledged.
+    """
+    return _call(
+        "ack",
+        {"stream": StreamKeys(keys.stream).shard(fence.shard).stream, "fence": keys.fence(fence.shard)},
+        {
+            "group": keys.group,
+            "incarnation": fence.incarnation,
+            "token": fence.token,
+            "nonce": fence.nonce,
+            "ids": ids,
+        },
+        lambda answer: int(answer[1]),
+        **_whom(keys, fence),
+    )
+
+
+def _whom(keys: GroupKeys, fence: Fence) -> dict[str, Any]:
+    return {"stream": keys.stream, "group": keys.group, "member": fence.member, "shard": fence.shard}
+
+
+# --- producers ------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Published:
+    """What became of one entry: ``OK`` or ``DUPLICATE`` with its id, or an error word with a detail."""
+
+    word: str
+    detail: str
+
+
+def publish(
+    keys: StreamKeys,
+    shard: int,
+    entries: Sequence[tuple[str | None, Sequence[str | bytes]]],
+    *,
+    layout: str,
+    window_ms: int,
+    window_count: int,
+) -> Command[list[Published]]:
+    """Append entries, each an event id (or ``None``) and its flat fields, to one shard. Result: one outcome each.
+
+    It is idempotent, and so sent again after a lost reply, if every entry has an event id.
+    """
+    names = keys.shard(shard)
+    flat: list[str | bytes | int] = []
+    for event_id, fields in entries:
+        flat += [event_id or "", len(fields), *fields]
+    return _call(
+        "publish",
+        {"stream": names.stream, "route": names.route, "published": names.published},
+        {"layout": layout, "window_ms": window_ms, "window_count": window_count, "entries": flat},
+        lambda answer: [
+            Published(text(answer[i]), text(answer[i + 1])) for i in range(1, len(answer), 2)
+        ],
+        idempotent=all(event_id is not None for event_id, _ in entries),
+        stream=keys.stream,
+        shard=shard,
+    )
+
+
+def append(keys: StreamKeys, shard: int, fields: Sequence[str | bytes]) -> Command[str | None]:
+    """Plain XADD that makes no stream: no route check, no duplicate detection. Result: the id; ``None``: no stream."""
+    return Command(
+        "XADD",
+        None,
+        [keys.shard(shard).stream],
+        ["NOMKSTREAM", "*", *fields],
+        lambda answer: None if answer is None else text(answer),
+        idempotent=False,
+    )
+
+
+def layout(keys: StreamKeys) -> Command[Layout]:
+    """Read the present layout. Raises (when run): `NotFoundError`, `MetadataError`."""
+    return _call("layout", {"record": keys.record}, {"protocol": PROTOCOL}, _layout, stream=keys.stream)
+
+
+def _layout(answer: list[Any]) -> Layout:
+    version, incarnation, epoch, shards = map(int, answer[1:5])
+    routing, layout_id, state = map(text, answer[5:8])
+    return Layout(version, incarnation, epoch, shards, routing, layout_id, state)
+
+
+# --- administration -------------------------------------------------------------------------------------------------
+
+
+def register(keys: GroupKeys, *, shards: int | None, routing: str) -> Command[Layout]:
+    """Make the group known to its stream, and make the stream's record if there is none.
+
+    Raises (when run): `ConflictError`: another number of shards; `ConfigError`: none given for a new stream.
+    """
+    return _call(
+        "register",
+        {"record": StreamKeys(keys.stream, keys.prefix).record},
+        {
+            "stream": keys.stream,
+            "group": keys.group,
+            "shards": -1 if shards is None else shards,
+            "routing": routing,
+            "protocol": PROTOCOL,
+        },
+        _layout,
+        stream=keys.stream,
+        group=keys.group,
+    )
+
+
+def activate(keys: StreamKeys, layout_id: str) -> Command[Layout]:
+    """Say that every shard of a new stream is provisioned."""
+    return _call(
+        "activate",
+        {"record": keys.record},
+        {"protocol": PROTOCOL, "layout": layout_id},
+        _layout,
+        stream=keys.stream,
+    )
+
+
+def unregister(keys: GroupKeys) -> Command[bool]:
+    """Make the stream forget a group. Result: whether it knew it."""
+    return _call(
+        "unregister",
+        {"record": StreamKeys(keys.stream, keys.prefix).record},
+        {"group": keys.group, "protocol": PROTOCOL},
+        lambda answer: bool(answer[1]),
+        stream=keys.stream,
+        group=keys.group,
+    )
+
+
+def provision(keys: GroupKeys, shard: int, *, start: str, layout: Layout) -> Command[int]:
+    """Make one shard ready for the group. Result: incarnation found in its fence."""
+    names = StreamKeys(keys.stream, keys.prefix).shard(shard)
+    return _call(
+        "provision",
+        {"stream": names.stream, "fence": keys.fence(shard), "route": names.route},
+        {
+            "group": keys.group,
+            "start": start,
+            "epoch": layout.epoch,
+            "layout": layout.layout,
+            "creating": int(layout.state == "creating"),
+        },
+        lambda answer: int(answer[1]),
+        stream=keys.stream,
+        group=keys.group,
+        shard=shard,
+    )
+
+
+def retire(keys: GroupKeys, shard: int) -> Command[int]:
+    """Remove the group from one shard and leave a tombstone. Result: incarnation of the tombstone."""
+    return _call(
+        "retire",
+        {"stream": StreamKeys(keys.stream).shard(shard).stream, "fence": keys.fence(shard)},
+        {"group": keys.group},
+        lambda answer: int(answer[1]),
+        stream=keys.stream,
+        group=keys.group,
+        shard=shard,
+    )
+
+
+def create(
+    keys: GroupKeys,
+    *,
+    incarnation: int,
+    shards: int,
+    timings: Timings,
+    request_id: str,
+    audit: Mapping[str, str],
+) -> Command[int]:
+    """Write the record of a new group. Result: its incarnation. Raises (when run): `AlreadyExistsError`."""
+    return _call(
+        "create",
+        _group_keys(keys),
+        {
+            "stream": keys.stream,
+            "group": keys.group,
+            "incarnation": incarnation,
+            "shards": shards,
+            "protocol": PROTOCOL,
+            "heartbeat_ms": round(timings.heartbeat_seconds * 1000),
+            "lease_ms": round(timings.lease_seconds * 1000),
+            "rebalance_ms": round(timings.rebalance_seconds * 1000),
+            "request_id": request_id,
+            "audit": [part for pair in audit.items() for part in pair],
+        },
+        lambda answer: int(answer[1]),
+        stream=keys.stream,
+        group=keys.group,
+    )
+
+
+def delete(keys: GroupKeys, *, force: bool, request_id: str, audit: Mapping[str, str]) -> Command[None]:
+    """Delete the record of a group.
+
+    Raises (when run): `ConflictError`: it has live members; `NotFoundError`.
+    """
+    return _call(
+        "delete",
+        _group_keys(keys),
+        {
+            "force": int(force),
+            "request_id": request_id,
+            "audit": [part for pair in audit.items() for part in pair],
+        },
+        lambda answer: None,
+        stream=keys.stream,
+        group=keys.group,
+    )
+
+
+def _group_keys(keys: GroupKeys) -> dict[str, str]:
+    return {"metadata": keys.metadata, "leases": keys.leases, "events": keys.events, "audit": keys.audit}
+
+
+def enlist(keys: GroupKeys, *, present: bool) -> Command[int]:
+    """Add the group to the index of all groups, or remove it."""
+    name = "SADD" if present else "SREM"
+    return Command(name, None, [redis_keys.index(keys.prefix)], [f"{keys.stream}:{keys.group}"], int)
+
+
+def groups(prefix: str) -> Command[list[tuple[str, str]]]:
+    """List all groups of the index. Result: (stream, group), sorted."""
+
+    def parse(answer: Any) -> list[tuple[str, str]]:
+        # The group is what stands after the last colon: it cannot contain one.
+        pairs = (text(name).rpartition(":") for name in answer)
+        return sorted((stream, group) for stream, _, group in pairs)
+
+    return Command("SMEMBERS", None, [redis_keys.index(prefix)], [], parse)
+
+
+def client_info() -> Command[Mapping[str, str]]:
+    """Ask Redis who we are. Result: the fields of CLIENT INFO, among them ``addr`` and ``user``."""
+
+    def parse(answer: Any) -> Mapping[str, str]:
+        if isinstance(answer, dict):  # redis-py parses it in some versions
+            return {text(name): text(value) for name, value in answer.items()}
+        return dict(part.partition("=")[::2] for part in text(answer).split())
+
+    return Command("CLIENT INFO", None, [], [], parse)
+
+
+# --- reads for people -----------------------------------------------------------------------------------------------
+
+
+def describe(keys: GroupKeys) -> Command[GroupView]:
+    """Read the whole record of a group. Raises (when run): `NotFoundError`, `MetadataError`."""
+    return _call(
+        "describe",
+        {"metadata": keys.metadata, "leases": keys.leases},
+        {},
+        _group_view,
+        stream=keys.stream,
+        group=keys.group,
+    )
+
+
+def _group_view(answer: list[Any]) -> GroupView:
+    now_ms, flat, leases = int(answer[1]), [text(v) for v in answer[2]], [text(v) for v in answer[3]]
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    deadlines = {m: int(float(score)) for m, score in zip(leases[::2], leases[1::2], strict=True)}
+    members: dict[str, MemberView] = {}
+    shards: dict[int, ShardView] = {}
+    try:
+        for name, value in fields.items():
+            kind, _, rest = name.partition(":")
+            parts = dict(part.partition("=")[::2] for part in value.split()) if rest else {}
+            if kind == "member":
+                members[rest] = _member_view(rest, parts, deadlines.get(rest), now_ms)
+            elif kind == "shard":
+                shards[int(rest)] = _shard_view(int(rest), parts)
+        return GroupView(
+            stream=fields["stream"],
+            group=fields["group"],
+            incarnation=int(fields["incarnation"]),
+            version=int(fields["version"]),
+            group_epoch=int(fields["group_epoch"]),
+            assignment_epoch=int(fields["assignment_epoch"]),
+            grant_counter=int(fields["grant_counter"]),
+            timings=_timings(int(fields["heartbeat_ms"]), int(fields["lease_ms"]), int(fields["rebalance_ms"])),
+            now_ms=now_ms,
+            members=dict(sorted(members.items())),
+            shards=dict(sorted(shards.items())),
+        )
+    except (KeyError, ValueError) as error:
+        raise CorruptMetadataError(f"the metadata cannot be read: {error!r}") from error
+
+
+def _member_view(member: str, parts: Mapping[str, str], deadline_ms: int | None, now_ms: int) -> MemberView:
+    return MemberView(
+        id=member,
+        nonce=parts["nonce"],
+        epoch=int(parts["epoch"]),
+        weight=int(parts["weight"]) / 1000,
+        state=parts["state"],
+        joined_ms=int(parts["joined_ms"]),
+        lease_remaining_ms=None if deadline_ms is None else deadline_ms - now_ms,
+        assigned=_parse_held(parts["assigned"]),
+        revoking=_parse_held(parts["revoking"]),
+        pending=_parse_set(parts["pending"]),
+    )
+
+
+def _shard_view(index: int, parts: Mapping[str, str]) -> ShardView:
+    return ShardView(
+        index=index,
+        target=None if parts["target"] == "-" else parts["target"],
+        holder=None if parts["holder"] == "-" else parts["holder"],
+        token=int(parts["token"]),
+        state=parts["state"],
+        deadline_ms=int(parts["deadline_ms"]),
+        hold_until_ms=int(parts["hold_until_ms"]),
+    )

@@ -1,0 +1,431 @@
+"""Everything that this library raises, and the one table from a script's error word to its exception.
+
+::
+
+    CoordError                     stream, group, member, shard, hint, retriable
+    ├── ConfigError                (also ValueError) an argument or a setting is wrong
+    ├── LifecycleError             a call that does not fit the object's state: closed, forked, not started
+    │   └── DrainTimeoutError      handlers did not finish within the shutdown time
+    ├── NotFoundError              no such stream, group or shard
+    ├── AlreadyExistsError
+    ├── ConflictError              the request contradicts what is stored
+    ├── MembershipError
+    │   ├── FencedError            the shard or the session belongs to somebody else by now
+    │   └── DuplicateMemberError   two live processes use one member id
+    ├── RoutingError
+    │   ├── RoutingUnavailableError
+    │   ├── RoutingRegressionError
+    │   └── NoShardError
+    ├── PublishError               outcome unknown or refused
+    │   └── PartialPublishError
+    ├── AdminError
+    │   ├── RateLimitedError       retry_after_seconds
+    │   ├── FrozenError
+    │   └── PermissionDeniedError
+    ├── MetadataError
+    │   ├── CorruptMetadataError
+    │   ├── MetadataRegressionError
+    │   ├── UnsupportedSchemaError
+    │   └── UnsupportedProtocolError
+    └── RedisUnavailableError      no answer from Redis within the time allowed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+if TYPE_CHECKING:
+    from .models import Receipt
+
+__all__ = [
+    "AdminError",
+    "AlreadyExistsError",
+    "ConfigError",
+    "ConflictError",
+    "CoordError",
+    "CorruptMetadataError",
+    "DrainTimeoutError",
+    "DuplicateMemberError",
+    "FencedError",
+    "FrozenError",
+    "LifecycleError",
+    "MembershipError",
+    "MetadataError",
+    "MetadataRegressionError",
+    "NoShardError",
+    "NotFoundError",
+    "PartialPublishError",
+    "PermissionDeniedError",
+    "PublishError",
+    "RateLimitedError",
+    "RedisUnavailableError",
+    "Refusal",
+    "REFUSALS",
+    "RoutingError",
+    "RoutingRegressionError",
+    "RoutingUnavailableError",
+    "UnsupportedProtocolError",
+    "UnsupportedSchemaError",
+    "refused",
+]
+
+
+class CoordError(Exception):
+    """Base of all errors of this library.
+
+    Attributes:
+        stream, group, member: whom it concerns; ``None`` where that does not apply.
+        shard: index of the shard, or ``None``.
+        hint: what to do next, in a sentence.
+        retriable: whether the same call may succeed later without anybody changing anything.
+    """
+
+    retriable: bool = False
+    hint: str = ""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        stream: str | None = None,
+        group: str | None = None,
+        member: str | None = None,
+        shard: int | None = None,
+        hint: str | None = None,
+        retriable: bool | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.stream = stream
+        self.group = group
+        self.member = member
+        self.shard = shard
+        if hint is not None:
+            self.hint = hint
+        if retriable is not None:
+            self.retriable = retriable
+
+    def __str__(self) -> str:
+        where = ", ".join(
+            f"{name} {value!r}"
+            for name, value in (
+                ("stream", self.stream),
+                ("group", self.group),
+                ("member", self.member),
+                ("shard", self.shard),
+            )
+            if value is not None
+        )
+        text = f"{self.message} ({where})" if where else self.message
+        return f"{text}. {self.hint}" if self.hint else text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Keyword-only arguments do not survive the default pickling, and process pools pickle exceptions.
+        return (_rebuild, (type(self), self.message, self.__dict__))
+
+
+def _rebuild(kind: type[CoordError], message: str, state: dict[str, Any]) -> CoordError:
+    error = kind.__new__(kind)
+    Exception.__init__(error, message)
+    error.__dict__.update(state)
+    return error
+
+
+class ConfigError(CoordError, ValueError):
+    """An argument or a setting is wrong."""
+
+
+class LifecycleError(CoordError):
+    """The call does not fit the state of the object."""
+
+
+class DrainTimeoutError(LifecycleError):
+    """Handlers did not finish within the shutdown time; their entries stay pending and are delivered again."""
+
+
+class NotFoundError(CoordError):
+    """There is no such stream, group or shard."""
+
+
+class AlreadyExistsError(CoordError):
+    """It exists already."""
+
+
+class ConflictError(CoordError):
+    """The request contradicts what is stored."""
+
+
+class MembershipError(CoordError):
+    """Something is wrong with the membership of a consumer in its group."""
+
+
+class FencedError(MembershipError):
+    """The shard, or the whole session, belongs to somebody else by now."""
+
+
+class DuplicateMemberError(MembershipError):
+    """Two live processes use one member id and replace each other again and again."""
+
+
+class RoutingError(CoordError):
+    """A producer cannot tell where to write."""
+
+
+class RoutingUnavailableError(RoutingError):
+    """The cached layout has expired and could not be refreshed; the producer does not guess."""
+
+    retriable = True
+
+
+class RoutingRegressionError(RoutingError):
+    """The stored routing epoch is lower than one this producer has seen: the stream record went backwards."""
+
+
+class NoShardError(RoutingError):
+    """The stream has no shards at present."""
+
+    retriable = True
+
+
+class PublishError(CoordError):
+    """An entry was not published, or it is unknown whether it was."""
+
+
+class PartialPublishError(PublishError):
+    """Some entries of a ``publish_many`` were not published, or it is unknown whether they were.
+
+    Attributes:
+        receipts: one per entry in the order given; ``None`` where it failed.
+        failed: index of each failed entry -> why.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        receipts: Sequence[Receipt | None],
+        failed: Mapping[int, CoordError],
+        stream: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, stream=stream, hint=hint)
+        self.receipts = receipts
+        self.failed = failed
+
+
+class AdminError(CoordError):
+    """An administrative request was refused."""
+
+
+class RateLimitedError(AdminError):
+    """Too many mutations by this principal on this group.
+
+    Attributes:
+        retry_after_seconds: when the next one will be accepted.
+    """
+
+    retriable = True
+
+    def __init__(self, message: str, *, retry_after_seconds: float, **where: Any) -> None:
+        super().__init__(message, **where)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class FrozenError(AdminError):
+    """The group is frozen by an operator."""
+
+
+class PermissionDeniedError(AdminError):
+    """The Redis user lacks a right; the message names it."""
+
+
+class MetadataError(CoordError):
+    """The stored metadata cannot be used; nothing was written and nothing is read until it is repaired."""
+
+
+class CorruptMetadataError(MetadataError):
+    """A field of the metadata is missing or unreadable."""
+
+
+class MetadataRegressionError(MetadataError):
+    """The metadata went backwards: Redis lost writes, or an old backup was restored."""
+
+
+class UnsupportedSchemaError(MetadataError):
+    """The metadata was written by a version of the library that stores it differently."""
+
+
+class UnsupportedProtocolError(MetadataError):
+    """This version of the library speaks no protocol version that the group accepts."""
+
+
+class RedisUnavailableError(CoordError):
+    """Redis gave no usable answer within the time allowed."""
+
+    retriable = True
+
+
+@attrs.frozen
+class Refusal:
+    """What one error word of the scripts means: the exception, its text and the next step."""
+
+    error: type[CoordError]
+    message: str
+    hint: str = ""
+    retriable: bool = False
+
+
+# Texts may use {detail} (the rest of the script's answer), {stream} and {group}. A test holds the keys
+# against the `@error` lines of the Lua files, in both directions.
+REFUSALS: Mapping[str, Refusal] = MappingProxyType(
+    {
+        "AHEAD": Refusal(
+            MetadataRegressionError,
+            "a key on the shard's slot is of a later lifecycle than the group's metadata: {detail}",
+            "The metadata was lost or restored from an old backup. Do not force it: recreate the group.",
+        ),
+        "CLOSED": Refusal(
+            RoutingUnavailableError,
+            "the shard does not accept entries at present: {detail}",
+            "A resharding is at its cut-over; try again in some milliseconds.",
+            retriable=True,
+        ),
+        "CORRUPT_METADATA": Refusal(
+            CorruptMetadataError,
+            "the metadata is damaged: {detail}",
+            "Nothing was written. Restore the key from a backup, or delete and create the group anew.",
+        ),
+        "EXISTS": Refusal(
+            AlreadyExistsError,
+            "the group exists already",
+            "Pass exist_ok=True to accept it as it is.",
+        ),
+        "FENCED": Refusal(
+            FencedError,
+            "the shard is fenced for another session: {detail}",
+            "Another member owns it by now; stop working on it. Its entries are delivered there.",
+        ),
+        "FENCED_MEMBER_EPOCH": Refusal(
+            FencedError,
+            "the session was fenced: {detail}",
+            "The member gives up its shards and joins again with epoch 0.",
+        ),
+        "GROUP_NOT_FOUND": Refusal(
+            NotFoundError,
+            "there is no such group",
+            "Create it: Admin(redis, requested_by=...).create({stream!r}, group={group!r}, shards=..., "
+            "reason=...).",
+        ),
+        "METADATA_REGRESSION": Refusal(
+            MetadataRegressionError,
+            "the metadata is older than what this member has seen: {detail}",
+            "Redis lost writes or an old backup was restored. The group reads nothing until an operator "
+            "restores or recreates it.",
+        ),
+        "NOT_EMPTY": Refusal(
+            ConflictError,
+            "the group has live members: {detail}",
+            "Stop its consumers first, or pass force=True.",
+        ),
+        "ROUTE_MISSING": Refusal(
+            RoutingUnavailableError,
+            "the shard's route key is missing",
+            "It was deleted or lost. Call Admin.create(..., exist_ok=True) while the stream is being created, "
+            "or repair its routes.",
+        ),
+        "SESSION_EXISTS": Refusal(
+            FencedError,
+            "a session of this member id is alive: {detail}",
+            "The joiner joins again naming that session.",
+            retriable=True,
+        ),
+        "SHARD_COUNT_MISMATCH": Refusal(
+            ConflictError,
+            "the stream has another number of shards: {detail}",
+            "All groups of a stream share its shards: leave `shards` out, or reshard the stream.",
+        ),
+        "SHARDS_REQUIRED": Refusal(
+            ConfigError,
+            "the stream is not known yet, so its number of shards must be given",
+            "Pass shards=N to create.",
+        ),
+        "STALE_ROUTE": Refusal(
+            RoutingUnavailableError,
+            "the layout that the producer routed by is not the shard's: {detail}",
+            "The producer refreshes its layout and routes again.",
+            retriable=True,
+        ),
+        "STREAM_MISSING": Refusal(
+            NotFoundError,
+            "the shard's stream key does not exist",
+            "Its data is gone: it was deleted, evicted or flushed. Admin.create(..., exist_ok=True) makes it anew.",
+        ),
+        "STREAM_NOT_FOUND": Refusal(
+            NotFoundError,
+            "there is no such stream",
+            "Create its first group: Admin(redis, requested_by=...).create({stream!r}, group=..., shards=..., "
+            "reason=...).",
+        ),
+        "UNKNOWN_MEMBER_ID": Refusal(
+            FencedError,
+            "the group does not know this member: it left, expired or was fenced",
+            "The member gives up its shards and joins again with epoch 0.",
+        ),
+        "UNSUPPORTED_PROTOCOL": Refusal(
+            UnsupportedProtocolError,
+            "this library speaks no protocol version that is stored: {detail}",
+            "Upgrade the older side; see the compatibility table in the docs.",
+        ),
+        "UNSUPPORTED_SCHEMA": Refusal(
+            UnsupportedSchemaError,
+            "the metadata has an unknown schema: {detail}",
+            "It was written by a newer release. Upgrade this process; nothing was written.",
+        ),
+    }
+)
+
+
+def refused(
+    word: str,
+    detail: str = "",
+    *,
+    stream: str | None = None,
+    group: str | None = None,
+    member: str | None = None,
+    shard: int | None = None,
+) -> CoordError:
+    """Make the exception for an error word of the scripts.
+
+    Parameters:
+        word: the first element of a script's answer.
+        detail: the rest of the answer, for people.
+        stream, group, member, shard: whom the call concerned.
+
+    Returns:
+        An instance of the class that `REFUSALS` gives for the word; a plain `CoordError` for a word that this
+        version does not know (a newer script).
+    """
+    refusal = REFUSALS.get(word)
+    if refusal is None:
+        return CoordError(
+            f"unexpected answer {word} {detail}".rstrip(),
+            stream=stream,
+            group=group,
+            member=member,
+            shard=shard,
+            hint="It comes from a newer release of the library; see the compatibility table in the docs.",
+        )
+    names = {"detail": detail or "no detail", "stream": stream, "group": group}
+    return refusal.error(
+        refusal.message.format(**names),
+        stream=stream,
+        group=group,
+        member=member,
+        shard=shard,
+        hint=refusal.hint.format(**names),
+        retriable=refusal.retriable,
+    )

@@ -1,0 +1,19 @@
+-- Acknowledge entries under the fence of their shard, and record how far the group got.
+-- @include int
+-- @include fence
+-- @include position
+-- @key stream
+-- @key fence
+-- @arg group string
+-- @arg incarnation integer
+-- @arg token integer
+-- @arg nonce string
+-- @arg ids list
+-- @returns OK, how many were pending until now, position
+fence.check(key.fence, arg)
+local count = redis.call('XACK', key.stream, arg.group, unpack(arg.ids))
+-- A group or stream that vanished leaves the recorded position as it is.
+local known = redis.call('EXISTS', key.stream) == 1 and position.last_delivered(key.stream, arg.group)
+local now = known and position.of(key.stream, arg.group) or ''
+if known then redis.call('HSET', key.fence, 'position', now) end
+return { 'OK', count, now }

@@ -1,0 +1,46 @@
+-- Create the record of a group, once all its shards are provisioned: the deciding write of the creation.
+-- @include clock
+-- @include refuse
+-- @include int
+-- @include header
+-- @include group
+-- @include events
+-- @include audit
+-- @key metadata
+-- @key leases
+-- @key events
+-- @key audit
+-- @arg stream string
+-- @arg group string
+-- @arg incarnation integer   above all that was found in the fences of its shards
+-- @arg shards integer
+-- @arg protocol integer
+-- @arg heartbeat_ms integer
+-- @arg lease_ms integer
+-- @arg rebalance_ms integer
+-- @arg request_id string
+-- @arg audit list            field, value, ... of the audit entry
+-- @returns OK, incarnation
+-- @error EXISTS
+local before = audit.find(key.audit, arg.request_id)
+if before and before['outcome'] == 'accepted' then return { 'OK', before['detail'] } end
+if redis.call('EXISTS', key.metadata) == 1 then
+  local g = group.open(key.metadata)
+  audit.add(key.audit, 'create', 'refused', 'EXISTS', int(g.incarnation), arg)
+  refuse('EXISTS', int(g.incarnation))
+end
+local incarnation = int(math.max(arg.incarnation, clock.now_us()))
+local record = { schema = header.SCHEMA, stream = arg.stream, group = arg.group, protocol_min = int(arg.protocol),
+  protocol_max = int(arg.protocol), incarnation = incarnation, heartbeat_ms = int(arg.heartbeat_ms), lease_ms =
+  int(arg.lease_ms), rebalance_ms = int(arg.rebalance_ms), shard_count = int(arg.shards), version = '1',
+  next_due_ms = '9007199254740991' }
+for _, name in ipairs(group.NUMBERS) do record[name] = record[name] or '0' end
+for name, value in pairs(record) do redis.call('HSET', key.metadata, name, value) end
+for index = 0, arg.shards - 1 do
+  redis.call('HSET', key.metadata, 'shard:' .. int(index),
+    group.format_shard({ token = 0, state = 'free', deadline_ms = 0, hold_until_ms = 0 }))
+end
+redis.call('DEL', key.leases)
+events.add(key.events, 'group_created', { 'incarnation', incarnation, 'shards', int(arg.shards) })
+audit.add(key.audit, 'create', 'accepted', 'OK', incarnation, arg)
+return { 'OK', incarnation }

@@ -1,0 +1,32 @@
+-- The record of a logical stream: its shards, how keys are routed to them, and its groups.
+-- @include refuse
+-- @include int
+-- @include header
+-- @error CORRUPT_METADATA
+-- @error STREAM_NOT_FOUND
+-- @error UNSUPPORTED_PROTOCOL
+local TEXTS = { 'schema', 'stream', 'routing', 'layout', 'state' }
+local NUMBERS = { 'protocol_min', 'protocol_max', 'incarnation', 'version', 'epoch', 'shards', 'group_count' }
+
+-- Returns: the header's fields, or refuses.
+local function open(key, protocol)
+  local record = header.read(key, TEXTS, NUMBERS, 'STREAM_NOT_FOUND')
+  if redis.call('HLEN', key) ~= #TEXTS + #NUMBERS + record.group_count then
+    refuse('CORRUPT_METADATA', 'number of fields of the stream record')
+  end
+  local nonce = string.match(record.layout, '^' .. int(record.epoch) .. ':' .. int(record.shards) .. ':(%w+)$')
+  if not nonce or (record.state ~= 'creating' and record.state ~= 'active') then
+    refuse('CORRUPT_METADATA', 'layout or state of the stream record')
+  end
+  if protocol < record.protocol_min or protocol > record.protocol_max then
+    refuse('UNSUPPORTED_PROTOCOL', int(record.protocol_min) .. ' to ' .. int(record.protocol_max))
+  end
+  return record
+end
+
+local function answer(record)
+  return { 'OK', int(record.version), int(record.incarnation), int(record.epoch), int(record.shards), record.routing,
+    record.layout, record.state }
+end
+
+return { open = open, answer = answer }

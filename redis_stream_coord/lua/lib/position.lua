@@ -1,0 +1,33 @@
+-- How far a group got on a shard: the id up to which everything is acknowledged.
+
+-- '5-3' -> '5-2', '5-0' -> '4-18446744073709551615'. In decimal by hand: sequence numbers exceed 2^53.
+local function before(id)
+  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+  local function decrement(digits)
+    local head, last, zeros = string.match(digits, '^(%d*)([1-9])(0*)$')
+    local text = head .. string.char(string.byte(last) - 1) .. string.rep('9', #zeros)
+    return string.match(text, '^0*(%d+)$')
+  end
+  if seq ~= '0' then return ms .. '-' .. decrement(seq) end
+  if ms == '0' then return '0-0' end
+  return decrement(ms) .. '-18446744073709551615'
+end
+
+-- Id of the last entry that was delivered to the group; nil if the group is not there.
+local function last_delivered(stream, group)
+  for _, info in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    local fields = {}
+    for i = 1, #info, 2 do fields[info[i]] = info[i + 1] end
+    if fields['name'] == group then return fields['last-delivered-id'] end
+  end
+end
+
+-- The id just before the smallest pending entry, or the last delivered one if nothing is pending. The highest
+-- acknowledged id would lose what is pending below it when the group is created anew there.
+local function of(stream, group)
+  local pending = redis.call('XPENDING', stream, group)
+  if pending[1] > 0 then return before(pending[2]) end
+  return last_delivered(stream, group)
+end
+
+return { before = before, last_delivered = last_delivered, of = of }

@@ -1,0 +1,21 @@
+-- Make one shard ready for a group: stream, consumer group and, while the stream is being created, its open route.
+-- Later a missing route is damage and stays missing: a driver that slept must not open it under an old layout.
+-- @include refuse
+-- @include int
+-- @include fence
+-- @key stream
+-- @key fence
+-- @key route
+-- @arg group string
+-- @arg start string      0 or $: where a new consumer group begins
+-- @arg epoch integer
+-- @arg layout string
+-- @arg creating integer  1: the stream's record says `creating`
+-- @returns OK, incarnation of the fence, 1 if the consumer group is new
+local stored = fence.read(key.fence)
+local made = redis.pcall('XGROUP', 'CREATE', key.stream, arg.group, arg.start, 'MKSTREAM')
+if made.err and not string.find(made.err, 'BUSYGROUP', 1, true) then return made end
+if arg.creating == 1 and redis.call('EXISTS', key.route) == 0 then
+  redis.call('HSET', key.route, 'epoch', int(arg.epoch), 'layout', arg.layout, 'state', 'open')
+end
+return { 'OK', int(stored.incarnation), made.err and 0 or 1 }

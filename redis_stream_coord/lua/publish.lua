@@ -1,0 +1,65 @@
+-- Append entries to a shard, if the producer routed them by the shard's present layout, and each event id once.
+-- The id is looked up before the route: a retry after a lost reply finds its entry even where the shard has been
+-- closed since.
+-- @include clock
+-- @include int
+-- @key stream
+-- @key route
+-- @key published
+-- @arg layout string          the layout that the producer routed by
+-- @arg window_ms integer      how long event ids are remembered
+-- @arg window_count integer   how many of them at most
+-- @arg entries list           of each entry: event id or '', number of values, field, value, ...
+-- @returns OK, then of each entry: OK | DUPLICATE, id; or an error word, detail
+-- @error ROUTE_MISSING
+-- @error STALE_ROUTE
+-- @error CLOSED
+-- @error STREAM_MISSING
+local route = redis.call('HMGET', key.route, 'layout', 'state')
+local now, ring = clock.now_ms(), nil
+
+local function refusal()
+  if not route[1] or not route[2] then return 'ROUTE_MISSING', key.route end
+  if route[2] ~= 'open' then return 'CLOSED', route[1] end
+  if route[1] ~= arg.layout then return 'STALE_ROUTE', route[1] end
+end
+
+-- Remembered ids form a ring: `e:<event id>` -> entry id, `r:<n>` -> event id, with n from tail to head.
+local function remember(event_id, id)
+  if not ring then
+    local ends = redis.call('HMGET', key.published, 'tail', 'head')
+    ring = { tail = tonumber(ends[1] or '1'), head = tonumber(ends[2] or '0') }
+  end
+  ring.head = ring.head + 1
+  redis.call('HSET', key.published, 'e:' .. event_id, id, 'r:' .. int(ring.head), event_id)
+  -- Two at most for each that comes in: bounded work, and the window still shrinks.
+  for _ = 1, 2 do
+    local oldest = ring.tail < ring.head and redis.call('HGET', key.published, 'r:' .. int(ring.tail))
+    if not oldest then break end
+    local kept = redis.call('HGET', key.published, 'e:' .. oldest)
+    local age_ms = now - tonumber(string.match(kept or '0', '^%d+'))
+    if ring.head - ring.tail < arg.window_count and age_ms <= arg.window_ms then break end
+    redis.call('HDEL', key.published, 'e:' .. oldest, 'r:' .. int(ring.tail))
+    ring.tail = ring.tail + 1
+  end
+end
+
+local reply, at = { 'OK' }, 1
+local word, detail = refusal()
+while at <= #arg.entries do
+  local event_id, count = arg.entries[at], tonumber(arg.entries[at + 1])
+  local known = event_id ~= '' and redis.call('HGET', key.published, 'e:' .. event_id)
+  local outcome, id = word, detail
+  if known then
+    outcome, id = 'DUPLICATE', known
+  elseif not word then
+    id = redis.call('XADD', key.stream, 'NOMKSTREAM', '*', unpack(arg.entries, at + 2, at + 1 + count))
+    outcome = id and 'OK' or 'STREAM_MISSING'
+    if id and event_id ~= '' then remember(event_id, id) end
+  end
+  reply[#reply + 1] = outcome
+  reply[#reply + 1] = id or key.stream
+  at = at + 2 + count
+end
+if ring then redis.call('HSET', key.published, 'tail', int(ring.tail), 'head', int(ring.head)) end
+return reply

@@ -1,0 +1,283 @@
+"""Values that the library takes and returns. Frozen, except `Message`, which can be acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import attrs
+
+from .errors import ConfigError
+
+Fields = Mapping[str, str | bytes]
+Shards = frozenset[int]
+Lag = Mapping[int, int | None]
+
+# Fields of an entry that belong to the library. Everything else is the application's.
+RESERVED_PREFIX = "rsc-"
+KEY_FIELD = b"rsc-key"
+EVENT_ID_FIELD = b"rsc-event"
+
+
+@attrs.frozen(kw_only=True)
+class Timings:
+    """How fast a group notices things. Stored in the group; every member gets them with each heartbeat.
+
+    Parameters:
+        heartbeat_seconds: how often a member renews its lease. Changes are heard of at once, not at this interval.
+        lease_seconds: a member not heard of for so long has expired.
+        rebalance_seconds: a member that has not drained a revoked shard for so long is fenced.
+
+    Raises:
+        ConfigError: not positive, or less than three heartbeats to a lease.
+    """
+
+    heartbeat_seconds: float = 3.0
+    lease_seconds: float = 15.0
+    rebalance_seconds: float = 60.0
+
+    def __attrs_post_init__(self) -> None:
+        if not 0.05 <= self.heartbeat_seconds * 3 <= self.lease_seconds:
+            raise ConfigError(
+                f"heartbeat_seconds={self.heartbeat_seconds} does not fit lease_seconds={self.lease_seconds}",
+                hint="A lease must last three heartbeats or more, or one lost reply expires a healthy member.",
+            )
+        if self.rebalance_seconds <= 0:
+            raise ConfigError(f"rebalance_seconds={self.rebalance_seconds} must be positive")
+
+
+@attrs.frozen
+class Held:
+    """A shard that a member holds.
+
+    Attributes:
+        shard: index of the shard.
+        token: number of the grant, unique within a lifecycle of the group.
+    """
+
+    shard: int
+    token: int
+
+
+@attrs.define(eq=False)
+class Message:
+    """One entry of a shard.
+
+    Attributes:
+        stream: name of the logical stream.
+        shard: index of the shard it came from.
+        id: id of the entry in the shard's stream.
+        key: partition key, or ``None`` if the producer gave none.
+        fields: the entry's own fields.
+        event_id: id given by the producer for duplicate detection, or ``None``.
+        deliveries: how many times it has been handed to a handler, this time included.
+        token: (group incarnation, grant token) as a pair that only grows for a shard. A store that remembers the
+            highest one it saw can refuse late writes of an owner that lost the shard.
+    """
+
+    stream: str
+    shard: int
+    id: str
+    key: bytes | None
+    fields: Mapping[str, bytes]
+    event_id: str | None
+    deliveries: int
+    token: tuple[int, int]
+    _ack: Callable[[Message], None] = attrs.field(repr=False)
+    _owned: Callable[[Message], bool] = attrs.field(repr=False)
+
+    @property
+    def owned(self) -> bool:
+        """Whether this member still owns the shard under the same token, as far as it knows."""
+        return self._owned(self)
+
+    def text(self, field: str, encoding: str = "utf-8") -> str:
+        """Return a field as text. Raises: `KeyError`, `UnicodeDecodeError`."""
+        return self.fields[field].decode(encoding)
+
+    def ack(self) -> None:
+        """Acknowledge the entry. It is only queued, and sent within some ten milliseconds.
+
+        Raises:
+            FencedError: the shard is lost; the entry will be delivered to its new owner.
+        """
+        self._ack(self)
+
+
+@attrs.frozen(kw_only=True)
+class Outgoing:
+    """One entry to publish.
+
+    Parameters:
+        fields: what the entry says; values are text (stored as UTF-8) or bytes.
+        key: partition key. Entries of one key keep their order.
+        event_id: if given, publishing the same id again yields no second entry, within the window of remembered ids.
+    """
+
+    fields: Fields
+    key: str | bytes
+    event_id: str | None = None
+
+
+@attrs.frozen
+class Receipt:
+    """Where an entry went.
+
+    Attributes:
+        id: id of the entry in the shard's stream.
+        shard: index of the shard.
+        duplicate: the event id was known already; `id` is that of the entry published first.
+    """
+
+    id: str
+    shard: int
+    duplicate: bool
+
+
+@attrs.frozen
+class Layout:
+    """Where the keys of a stream go at present.
+
+    Attributes:
+        version: version of the stream record.
+        incarnation: lifecycle of the stream record.
+        epoch: routing epoch; grows with every change of the layout.
+        shards: number of shards.
+        routing: name of the routing protocol.
+        layout: identity of the whole layout, as the shards' routes compare it.
+        state: ``creating`` until all shards are provisioned, then ``active``.
+    """
+
+    version: int
+    incarnation: int
+    epoch: int
+    shards: int
+    routing: str
+    layout: str
+    state: str
+
+
+@attrs.frozen
+class Route:
+    """Where one key goes.
+
+    Attributes:
+        shard: index of the shard.
+        stream_key: Redis key of the shard's stream.
+        epoch: routing epoch of the layout it comes from.
+    """
+
+    shard: int
+    stream_key: str
+    epoch: int
+
+
+@attrs.frozen
+class MemberView:
+    """One member as stored.
+
+    Attributes:
+        id: member id.
+        nonce: of its live session.
+        epoch: member epoch.
+        weight: share of the shards it asks for; 1.0 is usual.
+        state: ``active`` or ``leaving``.
+        joined_ms: Redis server time at which the session began.
+        lease_remaining_ms: until it expires; negative if overdue, ``None`` if its lease is missing.
+        assigned, revoking, pending: shards it owns, has to drain, and waits for.
+    """
+
+    id: str
+    nonce: str
+    epoch: int
+    weight: float
+    state: str
+    joined_ms: int
+    lease_remaining_ms: int | None
+    assigned: Mapping[int, int]
+    revoking: Mapping[int, int]
+    pending: Shards
+
+
+@attrs.frozen
+class ShardView:
+    """One shard of a group as stored.
+
+    Attributes:
+        index: which shard.
+        target: member that should own it, or ``None``.
+        holder: member that owns it or drains it, or ``None``.
+        token: of the latest grant.
+        state: ``free``, ``assigned`` or ``revoking``.
+        deadline_ms: when a holder that drains it will be fenced, Redis server ms; 0 for none.
+        hold_until_ms: not granted before, Redis server ms; 0 for none.
+    """
+
+    index: int
+    target: str | None
+    holder: str | None
+    token: int
+    state: str
+    deadline_ms: int
+    hold_until_ms: int
+
+
+@attrs.frozen
+class GroupView:
+    """The whole record of one group at one moment.
+
+    Attributes:
+        stream, group: its names.
+        incarnation: lifecycle; grows when the group is deleted and created anew.
+        version: of the metadata; grows with every change.
+        group_epoch: grows with every change of what the assignment depends on.
+        assignment_epoch: the group epoch that the target was computed for.
+        grant_counter: token of the latest grant.
+        timings: see `Timings`.
+        now_ms: Redis server time of this view.
+        members: by id.
+        shards: by index.
+    """
+
+    stream: str
+    group: str
+    incarnation: int
+    version: int
+    group_epoch: int
+    assignment_epoch: int
+    grant_counter: int
+    timings: Timings
+    now_ms: int
+    members: Mapping[str, MemberView]
+    shards: Mapping[int, ShardView]
+
+    @property
+    def owners(self) -> Mapping[int, str | None]:
+        """Shard index -> member that holds it, or ``None``."""
+        return {index: shard.holder for index, shard in self.shards.items()}
+
+    def violations(self) -> list[str]:
+        """Check the stored record against the invariants that one view can show.
+
+        Returns:
+            A sentence for each violation; empty when all is well.
+        """
+        found = []
+        live = [member for member in self.members.values() if member.state == "active"]
+        for shard in self.shards.values():
+            if live and shard.target is None and self.assignment_epoch == self.group_epoch:
+                found.append(f"shard {shard.index} has no target though there are {len(live)} live members")
+            if shard.target is not None and shard.target not in self.members:
+                found.append(f"shard {shard.index} is meant for {shard.target}, which is no member")
+            if shard.token > self.grant_counter:
+                found.append(f"shard {shard.index} has token {shard.token} above the counter {self.grant_counter}")
+        for index in self.shards:
+            holders = [m.id for m in self.members.values() if index in m.assigned or index in m.revoking]
+            if len(holders) > 1:
+                found.append(f"shard {index} is held by {' and '.join(sorted(holders))}")
+        if self.assignment_epoch > self.group_epoch:
+            found.append(f"assignment epoch {self.assignment_epoch} above group epoch {self.group_epoch}")
+        if len({member.weight for member in live}) == 1 and self.assignment_epoch == self.group_epoch:
+            counts = [sum(s.target == member.id for s in self.shards.values()) for member in live]
+            if max(counts) - min(counts) > 1:
+                found.append(f"the target is not balanced: from {min(counts)} to {max(counts)} shards per member")
+        return found

@@ -1,0 +1,212 @@
+"""How to reach Redis."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import SplitResult, unquote, urlsplit
+
+import attrs
+
+from .errors import ConfigError
+from .keys import DEFAULT_PREFIX
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+_SCHEMES = {
+    "redis": ("standalone", False),
+    "rediss": ("standalone", True),
+    "unix": ("unix", False),
+    "redis+cluster": ("cluster", False),
+    "rediss+cluster": ("cluster", True),
+    "redis+sentinel": ("sentinel", False),
+    "rediss+sentinel": ("sentinel", True),
+}
+
+
+@attrs.frozen
+class Address:
+    """Where the servers are.
+
+    Attributes:
+        topology: ``standalone``, ``unix``, ``cluster`` or ``sentinel``.
+        nodes: (host, port) of each server named in the URL.
+        path: of the socket, for ``unix``.
+        service: name of the primary, for ``sentinel``.
+        db: number of the database.
+        tls: whether the connection is encrypted.
+    """
+
+    topology: str
+    nodes: tuple[tuple[str, int], ...]
+    path: str
+    service: str
+    db: int
+    tls: bool
+    username: str | None
+    password: str | None = attrs.field(repr=False)
+
+
+@attrs.frozen(kw_only=True)
+class RedisSettings:
+    """How to reach Redis. Makes no connection; everything that takes ``redis=`` also takes just a URL.
+
+    Parameters:
+        url: ``redis://host:port/db``, ``rediss://`` (TLS), ``unix:///path``, ``redis+cluster://host:port,host:port``,
+            ``redis+sentinel://host:port,host:port/name-of-the-primary/db``, with ``user:password@`` if needed.
+        username: takes precedence over the URL's.
+        password: takes precedence over the URL's; a function is asked at every connect, so secrets can rotate.
+        ssl: TLS context, for a private certificate authority or client certificates.
+        timeout_seconds: for connecting and for one answer. Blocking commands add it to their own time.
+        key_prefix: of every key of the library; the streams themselves have their own names.
+
+    Raises:
+        ConfigError: the URL cannot be understood.
+    """
+
+    url: str = attrs.field(kw_only=False)
+    username: str | None = None
+    password: str | Callable[[], str] | None = attrs.field(default=None, repr=False)
+    ssl: SSLContext | None = None
+    timeout_seconds: float = 5.0
+    key_prefix: str = DEFAULT_PREFIX
+    address: Address = attrs.field(init=False, repr=False, eq=False)
+
+    def __attrs_post_init__(self) -> None:
+        if "{" in self.key_prefix or "}" in self.key_prefix or not self.key_prefix:
+            raise ConfigError(
+                f"key_prefix={self.key_prefix!r} cannot be used", hint="Braces would change the Cluster slot of every key."
+            )
+        if self.timeout_seconds <= 0:
+            raise ConfigError(f"timeout_seconds={self.timeout_seconds} must be positive")
+        object.__setattr__(self, "address", _parse(self.url))
+
+    @classmethod
+    def of(cls, redis: str | RedisSettings) -> RedisSettings:
+        """Return settings for what a user passed as ``redis=``. Raises: `ConfigError`."""
+        if isinstance(redis, RedisSettings):
+            return redis
+        if isinstance(redis, str):
+            return cls(redis)
+        raise ConfigError(
+            f"redis= takes a URL or RedisSettings, not {type(redis).__name__}",
+            hint="For a redis-py client use RedisSettings.from_client(client).",
+        )
+
+    @classmethod
+    def from_env(cls, prefix: str = "REDIS_STREAM_COORD_") -> RedisSettings:
+        """Read ``<prefix>URL``, ``_USERNAME``, ``_PASSWORD``, ``_TIMEOUT_SECONDS`` and ``_KEY_PREFIX``.
+
+        The only place where the library looks at the environment.
+
+        Raises:
+            ConfigError: ``URL`` is not set, or a value is wrong.
+        """
+        url = os.environ.get(f"{prefix}URL")
+        if not url:
+            raise ConfigError(f"{prefix}URL is not set")
+        timeout = os.environ.get(f"{prefix}TIMEOUT_SECONDS", "5")
+        try:
+            timeout_seconds = float(timeout)
+        except ValueError:
+            raise ConfigError(f"{prefix}TIMEOUT_SECONDS={timeout!r} is not a number") from None
+        return cls(
+            url,
+            username=os.environ.get(f"{prefix}USERNAME"),
+            password=os.environ.get(f"{prefix}PASSWORD"),
+            timeout_seconds=timeout_seconds,
+            key_prefix=os.environ.get(f"{prefix}KEY_PREFIX", DEFAULT_PREFIX),
+        )
+
+    @classmethod
+    def from_client(cls, client: Any, *, key_prefix: str = DEFAULT_PREFIX) -> RedisSettings:
+        """Take over where a redis-py client connects to, but not its connections.
+
+        Connections are not shared because ours need their own timeouts, RESP2 and undecoded answers, whatever the
+        client's options are.
+
+        Parameters:
+            client: a ``Redis`` (sync or asyncio) over TCP or a Unix socket.
+            key_prefix: see the class.
+
+        Raises:
+            ConfigError: a Cluster or Sentinel client, whose addresses cannot be told from outside: pass a URL.
+        """
+        pool = getattr(client, "connection_pool", None)
+        kwargs = getattr(pool, "connection_kwargs", None)
+        if not isinstance(kwargs, dict) or not ({"host", "path"} & set(kwargs)):
+            raise ConfigError(
+                f"cannot tell from a {type(client).__name__} where it connects to",
+                hint="Pass a URL: redis+cluster://host:port or redis+sentinel://host:port/name.",
+            )
+        tls = "SSL" in getattr(pool, "connection_class", type(None)).__name__
+        db = kwargs.get("db") or 0
+        if kwargs.get("path"):
+            url = f"unix://{kwargs['path']}?db={db}"
+        else:
+            url = f"{'rediss' if tls else 'redis'}://{_bracket(kwargs['host'])}:{kwargs.get('port') or 6379}/{db}"
+        timeout = kwargs.get("socket_timeout")
+        return cls(
+            url,
+            username=kwargs.get("username"),
+            password=kwargs.get("password"),
+            timeout_seconds=timeout if isinstance(timeout, (int, float)) and timeout > 0 else 5.0,
+            key_prefix=key_prefix,
+        )
+
+    def credentials(self) -> tuple[str | None, str | None]:
+        """Return (username, password) as they are at this moment."""
+        password = self.password() if callable(self.password) else self.password
+        return self.username or self.address.username, password if password is not None else self.address.password
+
+
+def _bracket(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _parse(url: str) -> Address:
+    parts = urlsplit(url)
+    if parts.scheme not in _SCHEMES:
+        raise ConfigError(
+            f"cannot understand the Redis URL scheme {parts.scheme!r}", hint=f"Use one of {', '.join(_SCHEMES)}."
+        )
+    topology, tls = _SCHEMES[parts.scheme]
+    path = [part for part in parts.path.split("/") if part]
+    service = ""
+    if topology == "sentinel":
+        if not path:
+            raise ConfigError("a redis+sentinel URL names the primary", hint="redis+sentinel://host:26379/primary/0")
+        service = path.pop(0)
+    credentials, _, _ = parts.netloc.rpartition("@")
+    username, _, password = credentials.partition(":")
+    return Address(
+        topology=topology,
+        nodes=() if topology == "unix" else _nodes(parts, 26379 if topology == "sentinel" else 6379),
+        path=parts.path if topology == "unix" else "",
+        service=service,
+        db=_db(parts, path if topology != "unix" else []),
+        tls=tls,
+        username=unquote(username) or None,
+        password=unquote(password) or None,
+    )
+
+
+def _nodes(parts: SplitResult, default_port: int) -> tuple[tuple[str, int], ...]:
+    nodes = []
+    for node in parts.netloc.rpartition("@")[2].split(","):
+        try:
+            one = urlsplit(f"//{node}")
+            nodes.append((one.hostname or "localhost", one.port or default_port))
+        except ValueError:
+            raise ConfigError(f"cannot understand {node!r} in a Redis URL", hint="Use host:port.") from None
+    return tuple(nodes)
+
+
+def _db(parts: SplitResult, path: list[str]) -> int:
+    value = path[0] if path else dict(p.partition("=")[::2] for p in parts.query.split("&")).get("db", "0")
+    if not value.isdigit():
+        raise ConfigError(f"{value!r} in a Redis URL is no number of a database")
+    return int(value)
