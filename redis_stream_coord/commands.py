@@ -21,18 +21,26 @@ from .scripts import Argument, Script, catalogue
 PROTOCOL = 1
 
 T = TypeVar("T")
-Saga = Generator["Command[Any]", Any, T]
+T_co = TypeVar("T_co", covariant=True)
+Saga = Generator["Command[Any] | Pause", Any, T]
 
 
 @attrs.frozen
-class Command(Generic[T]):
+class Pause:
+    """What a saga yields to wait for so many seconds."""
+
+    seconds: float
+
+
+@attrs.frozen
+class Command(Generic[T_co]):
     """One call to Redis.
 
     Attributes:
         name: of the script, or the plain Redis command.
         script: ``None`` for a plain command.
-        keys: KEYS of the script or keys of the command.
-        arguments: ARGV of the script or the rest of the command.
+        keys: KEYS of the script; of a plain command the keys that name its slot.
+        arguments: ARGV of the script; of a plain command everything after its name.
         parse: makes the result of the raw RESP2 answer; raises the exception of a refusal.
         idempotent: whether it may be sent again when its reply was lost.
     """
@@ -41,7 +49,7 @@ class Command(Generic[T]):
     script: Script | None
     keys: Sequence[str]
     arguments: Sequence[str | bytes]
-    parse: Callable[[Any], T]
+    parse: Callable[[Any], T_co]
     idempotent: bool = True
 
 
@@ -257,7 +265,12 @@ def claim(keys: GroupKeys, fence: Fence) -> Command[str]:
     return _call(
         "claim",
         {"stream": StreamKeys(keys.stream).shard(fence.shard).stream, "fence": keys.fence(fence.shard)},
-        {"incarnation": fence.incarnation, "token": fence.token, "member": fence.member, "nonce": fence.nonce},
+        {
+            "incarnation": fence.incarnation,
+            "token": fence.token,
+            "member": fence.member,
+            "nonce": fence.nonce,
+        },
         lambda answer: text(answer[1]),
         accept=("OK",),
         **_whom(keys, fence),
@@ -289,9 +302,7 @@ def read(keys: GroupKeys, fence: Fence, *, after: str, count: int) -> Command[Pa
 def _page(answer: list[Any]) -> Page:
     rest = answer[5:]
     return Page(
-        entries=[
-            Entry(text(rest[i]), int(rest[i + 1]), rest[i + 2]) for i in range(0, len(rest), 3)
-        ],
+        entries=[Entry(text(rest[i]), int(rest[i + 1]), rest[i + 2]) for i in range(0, len(rest), 3)],
         caught_up=bool(answer[1]),
         wait_after=text(answer[2]) or None,
         recreated_at=text(answer[3]) or None,
@@ -321,6 +332,78 @@ def ack(keys: GroupKeys, fence: Fence, ids: Sequence[str]) -> Command[int]:
 
 def _whom(keys: GroupKeys, fence: Fence) -> dict[str, Any]:
     return {"stream": keys.stream, "group": keys.group, "member": fence.member, "shard": fence.shard}
+
+
+# --- waiting: blocking commands that consume nothing ----------------------------------------------------------------
+
+
+@attrs.frozen
+class Event:
+    """One transition of a group.
+
+    Attributes:
+        id: id in the event stream; its first part is Redis server ms.
+        type: what happened.
+        wake: members that are concerned; ``*`` for all.
+        fields: details.
+    """
+
+    id: str
+    type: str
+    wake: frozenset[str]
+    fields: Mapping[str, str]
+
+
+def wait_for_events(keys: GroupKeys, *, after: str, block_seconds: float) -> Command[list[Event]]:
+    """Wait for events of the group beyond `after`. Result: empty if none came in time."""
+
+    def parse(answer: Any) -> list[Event]:
+        return [_event(*entry) for _, entries in _streams(answer) for entry in entries]
+
+    return _xread([keys.events], [after], block_seconds, count=100, parse=parse)
+
+
+def wait_for_entries(keys: GroupKeys, after: Mapping[int, str], *, block_seconds: float) -> Command[list[int]]:
+    """Wait until one of the given shards has an entry beyond its id. Result: those shards.
+
+    On Cluster all shards have to be of one slot, so it takes one call per shard there.
+    """
+    by_key = {StreamKeys(keys.stream).shard(shard).stream: shard for shard in after}
+
+    def parse(answer: Any) -> list[int]:
+        return [by_key[text(name)] for name, _ in _streams(answer)]
+
+    return _xread(list(by_key), list(after.values()), block_seconds, count=1, parse=parse)
+
+
+def _xread(
+    names: Sequence[str], after: Sequence[str], block_seconds: float, *, count: int, parse: Callable[[Any], T]
+) -> Command[T]:
+    block_ms = max(1, round(block_seconds * 1000))  # 0 would block for ever
+    arguments = ["COUNT", str(count), "BLOCK", str(block_ms), "STREAMS", *names, *after]
+    return Command("XREAD", None, names, arguments, parse)
+
+
+def _streams(answer: Any) -> list[Any]:
+    """Make a list of (name, entries) of the answer to XREAD, whichever way redis-py gives it."""
+    return list(answer.items()) if isinstance(answer, dict) else list(answer or ())
+
+
+def _event(event_id: Any, flat: Any) -> Event:
+    pairs = flat.items() if isinstance(flat, dict) else zip(flat[::2], flat[1::2], strict=True)
+    fields = {text(name): text(value) for name, value in pairs}
+    kind, wake = fields.pop("type", ""), fields.pop("wake", "")
+    return Event(text(event_id), kind, frozenset(wake.split()), fields)
+
+
+def client_id() -> Command[int]:
+    """Ask for the number of the connection that this is sent over."""
+    return Command("CLIENT ID", None, [], [], int)
+
+
+def unblock(connection: int) -> Command[int]:
+    """End the blocking command of a connection as if its time were up. Result: 1 if it was blocked."""
+    return Command("CLIENT UNBLOCK", None, [], [str(connection), "TIMEOUT"], int)
 
 
 # --- producers ------------------------------------------------------------------------------------------------------
@@ -355,9 +438,7 @@ def publish(
         "publish",
         {"stream": names.stream, "route": names.route, "published": names.published},
         {"layout": layout, "window_ms": window_ms, "window_count": window_count, "entries": flat},
-        lambda answer: [
-            Published(text(answer[i]), text(answer[i + 1])) for i in range(1, len(answer), 2)
-        ],
+        lambda answer: [Published(text(answer[i]), text(answer[i + 1])) for i in range(1, len(answer), 2)],
         idempotent=all(event_id is not None for event_id, _ in entries),
         stream=keys.stream,
         shard=shard,
@@ -370,7 +451,7 @@ def append(keys: StreamKeys, shard: int, fields: Sequence[str | bytes]) -> Comma
         "XADD",
         None,
         [keys.shard(shard).stream],
-        ["NOMKSTREAM", "*", *fields],
+        [keys.shard(shard).stream, "NOMKSTREAM", "*", *fields],
         lambda answer: None if answer is None else text(answer),
         idempotent=False,
     )
@@ -523,8 +604,8 @@ def _group_keys(keys: GroupKeys) -> dict[str, str]:
 
 def enlist(keys: GroupKeys, *, present: bool) -> Command[int]:
     """Add the group to the index of all groups, or remove it."""
-    name = "SADD" if present else "SREM"
-    return Command(name, None, [redis_keys.index(keys.prefix)], [f"{keys.stream}:{keys.group}"], int)
+    index = redis_keys.index(keys.prefix)
+    return Command("SADD" if present else "SREM", None, [index], [index, f"{keys.stream}:{keys.group}"], int)
 
 
 def groups(prefix: str) -> Command[list[tuple[str, str]]]:
@@ -535,7 +616,8 @@ def groups(prefix: str) -> Command[list[tuple[str, str]]]:
         pairs = (text(name).rpartition(":") for name in answer)
         return sorted((stream, group) for stream, _, group in pairs)
 
-    return Command("SMEMBERS", None, [redis_keys.index(prefix)], [], parse)
+    index = redis_keys.index(prefix)
+    return Command("SMEMBERS", None, [index], [index], parse)
 
 
 def client_info() -> Command[Mapping[str, str]]:

@@ -82,10 +82,13 @@ class CoordError(Exception):
         shard: index of the shard, or ``None``.
         hint: what to do next, in a sentence.
         retriable: whether the same call may succeed later without anybody changing anything.
+        word, detail: the error word of the script that refused and what came with it; empty if no script did.
     """
 
     retriable: bool = False
     hint: str = ""
+    word: str = ""
+    detail: str = ""
 
     def __init__(
         self,
@@ -317,8 +320,7 @@ REFUSALS: Mapping[str, Refusal] = MappingProxyType(
         "GROUP_NOT_FOUND": Refusal(
             NotFoundError,
             "there is no such group",
-            "Create it: Admin(redis, requested_by=...).create({stream!r}, group={group!r}, shards=..., "
-            "reason=...).",
+            "Create it: Admin(redis, requested_by=...).create({stream!r}, group={group!r}, shards=..., reason=...).",
         ),
         "METADATA_REGRESSION": Refusal(
             MetadataRegressionError,
@@ -388,6 +390,12 @@ REFUSALS: Mapping[str, Refusal] = MappingProxyType(
     }
 )
 
+_UNKNOWN_REFUSAL = Refusal(
+    CoordError,
+    "unexpected answer {word} {detail}",
+    "It comes from another release of the library; see the compatibility table in the docs.",
+)
+
 
 def refused(
     word: str,
@@ -409,18 +417,9 @@ def refused(
         An instance of the class that `REFUSALS` gives for the word; a plain `CoordError` for a word that this
         version does not know (a newer script).
     """
-    refusal = REFUSALS.get(word)
-    if refusal is None:
-        return CoordError(
-            f"unexpected answer {word} {detail}".rstrip(),
-            stream=stream,
-            group=group,
-            member=member,
-            shard=shard,
-            hint="It comes from a newer release of the library; see the compatibility table in the docs.",
-        )
-    names = {"detail": detail or "no detail", "stream": stream, "group": group}
-    return refusal.error(
+    refusal = REFUSALS.get(word, _UNKNOWN_REFUSAL)
+    names = {"word": word, "detail": detail or "no detail", "stream": stream, "group": group}
+    error = refusal.error(
         refusal.message.format(**names),
         stream=stream,
         group=group,
@@ -429,3 +428,5 @@ def refused(
         hint=refusal.hint.format(**names),
         retriable=refusal.retriable,
     )
+    error.word, error.detail = word, detail
+    return error

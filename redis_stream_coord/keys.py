@@ -34,7 +34,10 @@ def check_group(name: str) -> str:
 def check_member(name: str) -> str:
     """Return `name` if it can be a member id. Raises: `ConfigError`."""
     return _check(
-        _MEMBER_NAME, "member", name, "1 to 200 characters of A-Z a-z 0-9 . _ : @ - beginning with a letter or digit"
+        _MEMBER_NAME,
+        "member",
+        name,
+        "1 to 200 characters of A-Z a-z 0-9 . _ : @ - beginning with a letter or digit",
     )
 
 

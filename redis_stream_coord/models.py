@@ -104,6 +104,25 @@ class Message:
 
 
 @attrs.frozen(kw_only=True)
+class Health:
+    """How a consumer is.
+
+    Attributes:
+        ok: it is a member with a valid lease, and nothing is wrong.
+        state: ``joining``, ``member``, ``leaving``, ``gone`` or ``failed``.
+        lease_remaining_seconds: until it stops trusting its ownership; 0 if it already has.
+        progress_age_seconds: longest time since anything was finished on a shard that has work; 0 if none has.
+        waits_for: what it waits for or what is wrong, in words; empty if nothing.
+    """
+
+    ok: bool
+    state: str
+    lease_remaining_seconds: float
+    progress_age_seconds: float
+    waits_for: str
+
+
+@attrs.frozen(kw_only=True)
 class Outgoing:
     """One entry to publish.
 

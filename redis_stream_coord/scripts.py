@@ -147,9 +147,7 @@ def parse(name: str, text: str, libraries: Mapping[str, str]) -> Script:
 
 
 def _tags(text: str) -> list[tuple[str, str, str | None]]:
-    return [
-        (match[1], match[2], match[3]) for line in text.splitlines() if (match := _TAG.match(line)) is not None
-    ]
+    return [(match[1], match[2], match[3]) for line in text.splitlines() if (match := _TAG.match(line)) is not None]
 
 
 def _collect(name: str, text: str, libraries: Mapping[str, str], found: list[str], path: tuple[str, ...]) -> None:
@@ -172,7 +170,9 @@ def _names(keys: Sequence[str], arguments: Sequence[tuple[str, Kind]]) -> str:
             lines.append(f"local rest = {{}}\nfor i = {position}, #ARGV do rest[#rest + 1] = ARGV[i] end\n")
             values.append(f"{argument} = rest")
         else:
-            values.append(f"{argument} = " + (f"tonumber(ARGV[{position}])" if kind == "integer" else f"ARGV[{position}]"))
+            values.append(
+                f"{argument} = " + (f"tonumber(ARGV[{position}])" if kind == "integer" else f"ARGV[{position}]")
+            )
     lines.append(f"local arg = {{ {', '.join(values)} }}\n")
     return "".join(lines)
 

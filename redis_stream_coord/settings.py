@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
+import secrets
+import socket
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -11,10 +15,6 @@ import attrs
 
 from .errors import ConfigError
 from .keys import DEFAULT_PREFIX
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ssl import SSLContext
 
 _SCHEMES = {
     "redis": ("standalone", False),
@@ -59,7 +59,8 @@ class RedisSettings:
             ``redis+sentinel://host:port,host:port/name-of-the-primary/db``, with ``user:password@`` if needed.
         username: takes precedence over the URL's.
         password: takes precedence over the URL's; a function is asked at every connect, so secrets can rotate.
-        ssl: TLS context, for a private certificate authority or client certificates.
+        ssl_ca_file: certificates to trust instead of the system's, with ``rediss``.
+        ssl_cert_file, ssl_key_file: certificate of this client.
         timeout_seconds: for connecting and for one answer. Blocking commands add it to their own time.
         key_prefix: of every key of the library; the streams themselves have their own names.
 
@@ -70,7 +71,9 @@ class RedisSettings:
     url: str = attrs.field(kw_only=False)
     username: str | None = None
     password: str | Callable[[], str] | None = attrs.field(default=None, repr=False)
-    ssl: SSLContext | None = None
+    ssl_ca_file: str | None = None
+    ssl_cert_file: str | None = None
+    ssl_key_file: str | None = None
     timeout_seconds: float = 5.0
     key_prefix: str = DEFAULT_PREFIX
     address: Address = attrs.field(init=False, repr=False, eq=False)
@@ -78,7 +81,8 @@ class RedisSettings:
     def __attrs_post_init__(self) -> None:
         if "{" in self.key_prefix or "}" in self.key_prefix or not self.key_prefix:
             raise ConfigError(
-                f"key_prefix={self.key_prefix!r} cannot be used", hint="Braces would change the Cluster slot of every key."
+                f"key_prefix={self.key_prefix!r} cannot be used",
+                hint="Braces would change the Cluster slot of every key.",
             )
         if self.timeout_seconds <= 0:
             raise ConfigError(f"timeout_seconds={self.timeout_seconds} must be positive")
@@ -160,7 +164,10 @@ class RedisSettings:
     def credentials(self) -> tuple[str | None, str | None]:
         """Return (username, password) as they are at this moment."""
         password = self.password() if callable(self.password) else self.password
-        return self.username or self.address.username, password if password is not None else self.address.password
+        return (
+            self.username or self.address.username,
+            password if password is not None else self.address.password,
+        )
 
 
 def _bracket(host: str) -> str:
@@ -171,7 +178,8 @@ def _parse(url: str) -> Address:
     parts = urlsplit(url)
     if parts.scheme not in _SCHEMES:
         raise ConfigError(
-            f"cannot understand the Redis URL scheme {parts.scheme!r}", hint=f"Use one of {', '.join(_SCHEMES)}."
+            f"cannot understand the Redis URL scheme {parts.scheme!r}",
+            hint=f"Use one of {', '.join(_SCHEMES)}.",
         )
     topology, tls = _SCHEMES[parts.scheme]
     path = [part for part in parts.path.split("/") if part]
@@ -210,3 +218,20 @@ def _db(parts: SplitResult, path: list[str]) -> int:
     if not value.isdigit():
         raise ConfigError(f"{value!r} in a Redis URL is no number of a database")
     return int(value)
+
+
+_members = itertools.count(1)
+
+
+def default_member() -> str:
+    """Return a member id for a consumer that was given none.
+
+    Where the platform names the process (``POD_NAME``, as Kubernetes' downward API sets it), the id is that name, so
+    that a restarted container gets its shards back; the second consumer of a process gets a suffix. Elsewhere host
+    name, process id and a random word: a host name alone is not one process's.
+    """
+    number = next(_members)
+    suffix = "" if number == 1 else f".{number}"
+    pod = os.environ.get("POD_NAME")
+    name = pod or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    return re.sub(r"[^A-Za-z0-9._:@-]", "-", name + suffix).lstrip("._:@-")[-200:] or secrets.token_hex(8)

@@ -54,14 +54,16 @@ def _started() -> Iterator[dict[str, Server]]:
 
 @pytest.fixture(params=servers.NAMES)
 def server(request: pytest.FixtureRequest, _started: dict[str, Server]) -> Server:
-    """An empty server of each kind in turn. A test that killed it need not bring it back.
+    """An empty server of each kind in turn. A test that killed or suspended it need not bring it back.
 
+    Emptied by FLUSHALL: scripts loaded, users made and settings changed by another test are still there.
     For some kinds only: `@pytest.mark.parametrize("server", ["redis7"], indirect=True)`.
     """
     name: str = request.param
     _need(name)
     server = _started.get(name) or _started.setdefault(name, Server(name))
     server.start()
+    server.resume()
     server.flush()
     return server
 
@@ -76,11 +78,12 @@ def _cluster() -> Iterator[ClusterServers]:
 
 @pytest.fixture
 def cluster(_cluster: ClusterServers) -> ClusterServers:
-    """An empty Cluster of three nodes. A test that killed one need not bring it back."""
-    if not all(node.running for node in _cluster.nodes):
-        for node in _cluster.nodes:
-            node.start()
-        _cluster.wait_until_ok()
+    """An empty Cluster of three nodes. A test that killed or suspended one need not bring it back."""
+    for node in _cluster.nodes:
+        node.start()
+        node.resume()
+    # At once when nothing happened; a node that was killed or suspended needs a moment to be trusted again.
+    _cluster.wait_until_ok()
     _cluster.flush()
     return _cluster
 

@@ -495,9 +495,7 @@ class ClusterServers:
         whole = "cluster_state:ok" in state and f"cluster_slots_ok:{SLOT_COUNT}" in state
         # Fields of a line: id, address, flags, primary, ping, pong, epoch, state of the link, slots.
         fields = [line.split() for line in nodes]
-        linked = [
-            field[7] == "connected" and not re.search("handshake|fail|noaddr", field[2]) for field in fields
-        ]
+        linked = [field[7] == "connected" and not re.search("handshake|fail|noaddr", field[2]) for field in fields]
         return whole and len(linked) == len(self.nodes) and all(linked)
 
 
@@ -588,9 +586,7 @@ class SentinelServers:
             replicas = client.execute_command("SENTINEL", "REPLICAS", self.primary_name)
         primary = str(self.current_primary().port)
         return any(
-            replica["flags"] == "slave"
-            and replica["master-link-status"] == "ok"
-            and replica["master-port"] == primary
+            replica["flags"] == "slave" and replica["master-link-status"] == "ok" and replica["master-port"] == primary
             for replica in replicas
         )
 

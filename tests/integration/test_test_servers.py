@@ -302,9 +302,7 @@ def test_frames_are_cut_wherever_segments_end(size: int) -> None:
     ]
     splitter = FrameSplitter()
     wire = b"".join(frames)
-    found = [
-        frame for start in range(0, len(wire), size) for frame in splitter.feed(wire[start : start + size])
-    ]
+    found = [frame for start in range(0, len(wire), size) for frame in splitter.feed(wire[start : start + size])]
     assert found == frames
     assert splitter.rest() == b""
 

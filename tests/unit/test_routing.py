@@ -74,9 +74,7 @@ def tables(page: str) -> dict[str, list[list[str]]]:
     found: dict[str, list[list[str]]] = {}
     for block in re.findall(r"(?:^\|.*\|$\n?)+", page, re.MULTILINE):
         lines = block.splitlines()
-        found[lines[0]] = [
-            [cell.strip().replace("`", "") for cell in line[1:-1].split("|")] for line in lines[2:]
-        ]
+        found[lines[0]] = [[cell.strip().replace("`", "") for cell in line[1:-1].split("|")] for line in lines[2:]]
     return found
 
 
@@ -133,9 +131,7 @@ def test_key_hash_is_blake2b_64_big_endian(key: bytes, expected: int) -> None:
 
 
 def test_docs_table_equals_the_vectors() -> None:
-    rows = tables(DOCS_PAGE.read_text(encoding="utf-8"))[
-        "| protocol | key | key bytes | hash | shards | shard |"
-    ]
+    rows = tables(DOCS_PAGE.read_text(encoding="utf-8"))["| protocol | key | key bytes | hash | shards | shard |"]
     parsed = [(row[0], key_of_cell(row[2]), int(row[4]), int(row[5])) for row in rows]
     assert tuple(parsed) == TEST_VECTORS
     for protocol, shown, cell, digest, _, _ in rows:

@@ -86,16 +86,19 @@ local function leave(g, log, m, now)
   for _, index in ipairs(order) do rebalance.revoke(g, log, group.shard(g, index), now) end
 end
 
--- The fence of a shard is ahead of a token that was granted: the counter was lost in a failover. It jumps ahead, and
--- the shard is granted anew one lease later, when the fence's holder has noticed or expired.
+-- The member cannot use a grant. Either the shard's fence is ahead of it: the counter was lost in a failover. It jumps
+-- ahead, and the shard is granted anew one lease later, when the fence's holder has noticed or expired. Or the member
+-- has reported this very token as drained (`fence_token` is the token itself), and only needs another one.
 local function claim_refused(g, log, m, index, token, fence_token, now)
   if m.assigned[index] ~= token then return end
+  local s = group.shard(g, index)
   g.grant_counter = math.max(g.grant_counter, fence_token)
-  m.pending[index] = true
-  rebalance.free(g, group.shard(g, index), now + g.lease_ms)
+  if s.target == m.id then m.pending[index] = true end
+  rebalance.free(g, s, fence_token > token and now + g.lease_ms or 0)
   rebalance.changed(log, m)
   rebalance.note(log, 'claim_refused', { 'shard', int(index), 'member', m.id, 'token', int(token), 'fence_token',
     int(fence_token) })
+  rebalance.grant(g, log, s, now)
 end
 
 return { check_incarnation = check_incarnation, check_session = check_session, join = join, leave = leave,

@@ -1,0 +1,89 @@
+"""The user's callbacks: one at a time, in order, never on the heartbeat's task."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+from .models import Shards
+
+Kind = Literal["assigned", "revoked", "lost"]
+_Callback = Callable[[Shards], Awaitable[None]]
+
+
+class Callbacks:
+    """Calls ``on_assigned``, ``on_revoked`` and ``on_lost``. Shards that wait for the same call share one.
+
+    Parameters:
+        on_assigned, on_revoked, on_lost: coroutine functions, or ``None``.
+        failed: is given the exception that one of them raised.
+    """
+
+    def __init__(
+        self,
+        on_assigned: _Callback | None,
+        on_revoked: _Callback | None,
+        on_lost: _Callback | None,
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._functions: dict[Kind, _Callback | None] = {
+            "assigned": on_assigned,
+            "revoked": on_revoked,
+            "lost": on_lost,
+        }
+        self._failed = failed
+        self._queue: list[tuple[Kind, set[int], asyncio.Event]] = []
+        self._filled = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def assigned(self, shard: int) -> None:
+        """Wait until ``on_assigned`` has returned for a shard."""
+        await self._add("assigned", {shard}).wait()
+
+    async def revoked(self, shard: int) -> None:
+        """Wait until ``on_revoked`` has returned for a shard."""
+        await self._add("revoked", {shard}).wait()
+
+    def lost(self, shards: Shards) -> None:
+        """Have ``on_lost`` called; does not wait."""
+        self._add("lost", set(shards))
+
+    def _add(self, kind: Kind, shards: set[int]) -> asyncio.Event:
+        if self._functions[kind] is None:
+            done = asyncio.Event()
+            done.set()
+            return done
+        self._idle.clear()
+        self._filled.set()
+        if self._queue and self._queue[-1][0] == kind:
+            self._queue[-1][1].update(shards)
+            return self._queue[-1][2]
+        self._queue.append((kind, shards, asyncio.Event()))
+        return self._queue[-1][2]
+
+    async def run(self) -> None:
+        """Call what is queued, for ever."""
+        while True:
+            await self._filled.wait()
+            # One turn of the loop, so that the shards of one answer come in one call.
+            await asyncio.sleep(0)
+            self._filled.clear()
+            while self._queue:
+                kind, shards, done = self._queue.pop(0)
+                function = self._functions[kind]
+                try:
+                    if function is not None:
+                        await function(frozenset(shards))
+                except Exception as error:  # noqa: BLE001 - the user's code; it ends the consumer, not this task
+                    self._failed(error)
+                finally:
+                    done.set()
+            self._idle.set()
+
+    async def settle(self, within_seconds: float) -> None:
+        """Wait until nothing is queued or running, but no longer than that."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), within_seconds)

@@ -1,0 +1,508 @@
+"""The two faces of a consumer: `Consumer` for plain code, `AsyncConsumer` for coroutines.
+
+Both run `redis_stream_coord.engine.Engine`. `AsyncConsumer` runs it on the caller's event loop; `Consumer` on a private
+loop in a thread of its own, and the user's functions in worker threads, so that a slow one cannot cost the lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import queue
+import signal
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from types import FrameType, TracebackType
+from typing import Any, Literal
+
+from .engine import Engine, EngineConfig, ShardsCallback
+from .errors import ConfigError, LifecycleError
+from .keys import GroupKeys, check_member
+from .models import Health, Message, Shards
+from .settings import RedisSettings, default_member
+from .threads import DaemonThreads
+from .worker import Retry
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_Offer = tuple[Message, "asyncio.Future[None]"]
+
+
+def _config(
+    stream: str,
+    group: str,
+    redis: str | RedisSettings,
+    member: str | None,
+    weight: float,
+    ack: str,
+    retry: Retry,
+    prefetch: int,
+    shutdown_seconds: float,
+    callbacks: dict[str, ShardsCallback | None],
+) -> EngineConfig:
+    settings = RedisSettings.of(redis)
+    if not 0.001 <= weight <= 1000:
+        raise ConfigError(f"weight={weight} must be between 0.001 and 1000")
+    if ack not in ("auto", "manual"):
+        raise ConfigError(f"ack={ack!r} must be 'auto' or 'manual'")
+    if not 1 <= prefetch <= 1000:
+        raise ConfigError(f"prefetch={prefetch} must be between 1 and 1000")
+    if shutdown_seconds < 0:
+        raise ConfigError(f"shutdown_seconds={shutdown_seconds} must not be negative")
+    return EngineConfig(
+        keys=GroupKeys(stream, group, settings.key_prefix),
+        settings=settings,
+        member=check_member(member) if member is not None else default_member(),
+        weight=weight,
+        auto_ack=ack == "auto",
+        retry=retry,
+        prefetch=prefetch,
+        shutdown_seconds=shutdown_seconds,
+        **callbacks,
+    )
+
+
+def _is_async(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _check_kind(functions: dict[str, Any], *, want_async: bool) -> None:
+    for name, function in functions.items():
+        if function is None:
+            continue
+        if not callable(function):
+            raise ConfigError(f"{name}={function!r} cannot be called")
+        if _is_async(function) is not want_async:
+            kind, other = ("coroutine", "Consumer") if want_async else ("plain", "AsyncConsumer")
+            raise ConfigError(f"{name} must be a {kind} function here", hint=f"Use {other} for the other kind.")
+
+
+class _LeftLoop(Exception):  # noqa: N818 - never raised to a user
+    """The loop over a consumer's messages was left before this message was finished."""
+
+
+class AsyncConsumer:
+    """Consumes the shards of a stream that the group assigns to it; for coroutines.
+
+    Entries of one shard are handed over one at a time and in order; those of different shards at the same time.
+    An entry is acknowledged after its handler succeeded, and handed to it again, in place, after it failed.
+
+    Parameters:
+        stream: name of the logical stream.
+        group: name of the consumer group.
+        redis: URL or settings.
+        handler: coroutine function that takes a `Message`. Leave it out to iterate: ``async for message in consumer``.
+        member: id of this member; of one process at a time. By default see `settings.default_member`.
+        weight: share of the shards, relative to the other members.
+        ack: ``auto``: after the handler succeeded, or when the loop asks for the next message; ``manual``: only by
+            `Message.ack`.
+        retry: what to do after a handler failed.
+        prefetch: at most so many entries of a shard are read at once, 1 to 1000.
+        shutdown_seconds: how long handlers may take to finish after a stop; then they are abandoned.
+        on_assigned: awaited with shards before their first message.
+        on_revoked: awaited with shards that are given up and still owned: finish and acknowledge. Also at a stop.
+        on_lost: awaited with shards that are gone already.
+
+    Raises:
+        ConfigError: an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        stream: str,
+        *,
+        group: str,
+        redis: str | RedisSettings,
+        handler: Callable[[Message], Awaitable[None]] | None = None,
+        member: str | None = None,
+        weight: float = 1.0,
+        ack: Literal["auto", "manual"] = "auto",
+        retry: Retry = Retry(),  # noqa: B008 - frozen
+        prefetch: int = 100,
+        shutdown_seconds: float = 30.0,
+        on_assigned: Callable[[Shards], Awaitable[None]] | None = None,
+        on_revoked: Callable[[Shards], Awaitable[None]] | None = None,
+        on_lost: Callable[[Shards], Awaitable[None]] | None = None,
+    ) -> None:
+        callbacks = {"on_assigned": on_assigned, "on_revoked": on_revoked, "on_lost": on_lost}
+        _check_kind({"handler": handler, **callbacks}, want_async=True)
+        self._config = _config(stream, group, redis, member, weight, ack, retry, prefetch, shutdown_seconds, callbacks)
+        self._handler = handler
+        self._engine: Engine | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._offers: asyncio.Queue[_Offer] = asyncio.Queue()
+        self._pid = os.getpid()
+
+    @property
+    def member(self) -> str:
+        """Id of this member."""
+        return self._config.member
+
+    async def run(self) -> None:
+        """Consume until stopped. SIGTERM and SIGINT stop it; a second one ends the process at once.
+
+        Raises:
+            NotFoundError: there is no such group.
+            DuplicateMemberError: another live process uses the same member id.
+            DrainTimeoutError: handlers did not finish in time after a stop.
+            LifecycleError: it was started before, or there is no handler.
+        """
+        if self._handler is None:
+            raise LifecycleError("run() needs a handler", hint="Pass handler=, or iterate over the consumer.")
+        loop = asyncio.get_running_loop()
+        installed = []
+        for number in _SIGNALS:
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                loop.add_signal_handler(number, self._signalled, number)
+                installed.append(number)
+        try:
+            await self.start()
+            await self.wait()
+        except asyncio.CancelledError:
+            await self.stop()
+            raise
+        finally:
+            for number in installed:
+                loop.remove_signal_handler(number)
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if self._engine is None or self._engine.stopping:
+            _end_at_once(number)
+        else:
+            self._engine.stop()
+
+    async def start(self) -> None:
+        """Begin to consume in the background. Raises: `LifecycleError` if it was started before."""
+        if self._task is not None:
+            raise LifecycleError("a consumer can be started only once", hint="Make a new one.")
+        _check_process(self._pid)
+        self._engine = Engine(self._config, self._handler or self._offer)
+        self._task = asyncio.get_running_loop().create_task(self._engine.run())
+
+    async def stop(self, *, hold: bool = False) -> None:
+        """Hand out nothing more, finish, acknowledge, leave.
+
+        Parameters:
+            hold: keep the shards for a restart under the same member id within the lease, so that nothing moves.
+
+        Raises:
+            what `run` raises.
+        """
+        self.request_stop(hold=hold)
+        await self.wait()
+
+    def request_stop(self, *, hold: bool = False) -> None:
+        """Begin to stop, and return at once."""
+        if self._engine is not None:
+            self._engine.stop(hold=hold)
+
+    async def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until it has stopped.
+
+        Parameters:
+            timeout_seconds: no longer than that; ``None``: for ever.
+
+        Returns:
+            Whether it has stopped.
+
+        Raises:
+            what `run` raises.
+        """
+        if self._task is None:
+            return True
+        done, _ = await asyncio.wait([self._task], timeout=timeout_seconds)
+        if not done:
+            return False
+        self._task.result()
+        return True
+
+    async def __aenter__(self) -> AsyncConsumer:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def __aiter__(self) -> AsyncGenerator[Message, None]:
+        """Iterate over messages until stopped. With ``ack="auto"`` asking for the next one acknowledges the last."""
+        if self._handler is not None:
+            raise LifecycleError("a consumer with a handler cannot be iterated over")
+        began_here = self._task is None
+        if began_here:
+            await self.start()
+        assert self._task is not None
+        done: asyncio.Future[None] | None = None
+        try:
+            while True:
+                getting = asyncio.ensure_future(self._offers.get())
+                await asyncio.wait([getting, self._task], return_when=asyncio.FIRST_COMPLETED)
+                if not getting.done():
+                    getting.cancel()
+                    break
+                message, done = getting.result()
+                yield message
+                _finish(done, None)
+        finally:
+            if done is not None:
+                _finish(done, _LeftLoop())
+            if began_here:
+                self.request_stop()
+        await self.wait()
+
+    async def _offer(self, message: Message) -> None:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._offers.put_nowait((message, done))
+        await done
+
+    @property
+    def assignment(self) -> Shards:
+        """Shards that this member owns at this moment."""
+        return frozenset() if self._engine is None else self._engine.assignment
+
+    @property
+    def health(self) -> Health:
+        """How it is, and what it waits for."""
+        return _NOT_STARTED if self._engine is None else self._engine.health
+
+
+_NOT_STARTED = Health(
+    ok=False,
+    state="joining",
+    lease_remaining_seconds=0.0,
+    progress_age_seconds=0.0,
+    waits_for="to be started",
+)
+
+
+def _finish(done: asyncio.Future[None], error: Exception | None) -> None:
+    if done.done():
+        return
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)
+
+
+def _end_at_once(number: int) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _check_process(pid: int) -> None:
+    if pid != os.getpid():
+        raise LifecycleError(
+            "this object was made before a fork",
+            hint="Make it in the child process: its connections and threads do not survive a fork.",
+        )
+
+
+class Consumer:
+    """Consumes the shards of a stream that the group assigns to it; for plain functions.
+
+    Entries of one shard are handed over one at a time and in order; those of different shards at the same time, in
+    worker threads: the handler has to be thread-safe, or `handler_threads` be 1.
+
+    Parameters:
+        stream, group, redis, member, weight, ack, retry, prefetch, shutdown_seconds: see `AsyncConsumer`.
+        handler: function that takes a `Message`. Leave it out to iterate: ``for message in consumer``.
+        handler_threads: at most so many handlers at once, over all shards of this consumer.
+        on_assigned, on_revoked, on_lost: see `AsyncConsumer`; plain functions here.
+
+    Raises:
+        ConfigError: an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        stream: str,
+        *,
+        group: str,
+        redis: str | RedisSettings,
+        handler: Callable[[Message], None] | None = None,
+        handler_threads: int = 32,
+        member: str | None = None,
+        weight: float = 1.0,
+        ack: Literal["auto", "manual"] = "auto",
+        retry: Retry = Retry(),  # noqa: B008 - frozen
+        prefetch: int = 100,
+        shutdown_seconds: float = 30.0,
+        on_assigned: Callable[[Shards], None] | None = None,
+        on_revoked: Callable[[Shards], None] | None = None,
+        on_lost: Callable[[Shards], None] | None = None,
+    ) -> None:
+        functions = {"on_assigned": on_assigned, "on_revoked": on_revoked, "on_lost": on_lost}
+        _check_kind({"handler": handler, **functions}, want_async=False)
+        if handler_threads < 1:
+            raise ConfigError(f"handler_threads={handler_threads} must be positive")
+        self._threads = DaemonThreads(handler_threads, f"redis-stream-coord-{stream}")
+        # A thread of their own: a callback never waits for slow handlers.
+        self._callback_threads = DaemonThreads(1, f"redis-stream-coord-{stream}-callback")
+        callbacks = {name: self._in_thread(function) for name, function in functions.items()}
+        self._config = _config(stream, group, redis, member, weight, ack, retry, prefetch, shutdown_seconds, callbacks)
+        self._handler = handler
+        self._engine: Engine | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._ready = threading.Event()
+        self._failure: BaseException | None = None
+        self._offers: queue.SimpleQueue[_Offer | None] = queue.SimpleQueue()
+        self._pid = os.getpid()
+
+    def _in_thread(self, function: Callable[[Shards], None] | None) -> ShardsCallback | None:
+        if function is None:
+            return None
+
+        async def call(shards: Shards) -> None:
+            await self._callback_threads.call(function, shards)
+
+        return call
+
+    @property
+    def member(self) -> str:
+        """Id of this member."""
+        return self._config.member
+
+    def run(self) -> None:
+        """Consume until stopped. In the main thread SIGTERM and SIGINT stop it; a second one ends the process at once.
+
+        Raises:
+            NotFoundError: there is no such group.
+            DuplicateMemberError: another live process uses the same member id.
+            DrainTimeoutError: handlers did not finish in time after a stop.
+            LifecycleError: it was started before, or there is no handler.
+        """
+        if self._handler is None:
+            raise LifecycleError("run() needs a handler", hint="Pass handler=, or iterate over the consumer.")
+        previous: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            previous = {number: signal.signal(number, self._signalled) for number in _SIGNALS}
+        try:
+            self.start()
+            self.wait()
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _signalled(self, number: int, _frame: FrameType | None) -> None:
+        if self._engine is None or self._engine.stopping:
+            _end_at_once(number)
+        else:
+            self.request_stop()
+
+    def start(self) -> None:
+        """Begin to consume in the background. Raises: `LifecycleError` if it was started before."""
+        if self._thread is not None:
+            raise LifecycleError("a consumer can be started only once", hint="Make a new one.")
+        _check_process(self._pid)
+        self._thread = threading.Thread(target=self._main, name=f"redis-stream-coord-{self.member}", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+
+    def _main(self) -> None:
+        try:
+            asyncio.run(self._run())
+        except BaseException as error:  # noqa: BLE001 - raised again in whoever waits
+            self._failure = error
+        finally:
+            self._ready.set()
+            self._threads.close()
+            self._callback_threads.close()
+            self._offers.put(None)
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._engine = Engine(self._config, self._call if self._handler is not None else self._offer)
+        self._ready.set()
+        await self._engine.run()
+
+    async def _call(self, message: Message) -> None:
+        assert self._handler is not None
+        await self._threads.call(self._handler, message)
+
+    async def _offer(self, message: Message) -> None:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._offers.put((message, done))
+        await done
+
+    def stop(self, *, hold: bool = False) -> None:
+        """Hand out nothing more, finish, acknowledge, leave; see `AsyncConsumer.stop`."""
+        self.request_stop(hold=hold)
+        self.wait()
+
+    def request_stop(self, *, hold: bool = False) -> None:
+        """Begin to stop, and return at once. May be called from a handler or a signal handler."""
+        if self._loop is not None and self._engine is not None:
+            engine = self._engine
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(lambda: engine.stop(hold=hold))
+
+    def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until it has stopped; see `AsyncConsumer.wait`.
+
+        Raises:
+            LifecycleError: called from the consumer's own threads, where it would wait for itself.
+            what `run` raises.
+        """
+        if self._thread is None:
+            return True
+        if threading.current_thread() in (
+            self._thread,
+            *self._threads.threads,
+            *self._callback_threads.threads,
+        ):
+            raise LifecycleError("a handler cannot wait for its own consumer", hint="Call request_stop().")
+        self._thread.join(timeout_seconds)
+        if self._thread.is_alive():
+            return False
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        return True
+
+    def __enter__(self) -> Consumer:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __iter__(self) -> Generator[Message, None, None]:
+        """Iterate over messages until stopped. With ``ack="auto"`` asking for the next one acknowledges the last."""
+        if self._handler is not None:
+            raise LifecycleError("a consumer with a handler cannot be iterated over")
+        began_here = self._thread is None
+        if began_here:
+            self.start()
+        assert self._loop is not None
+        done: asyncio.Future[None] | None = None
+        try:
+            while (offer := self._offers.get()) is not None:
+                message, done = offer
+                yield message
+                self._finish(done, None)
+        finally:
+            if done is not None:
+                self._finish(done, _LeftLoop())
+            if began_here:
+                self.request_stop()
+        self.wait()
+
+    def _finish(self, done: asyncio.Future[None], error: Exception | None) -> None:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(_finish, done, error)
+
+    @property
+    def assignment(self) -> Shards:
+        """Shards that this member owns at this moment."""
+        return frozenset() if self._engine is None else self._engine.assignment
+
+    @property
+    def health(self) -> Health:
+        """How it is, and what it waits for."""
+        return _NOT_STARTED if self._engine is None else self._engine.health

@@ -1,0 +1,425 @@
+"""The engine of a consumer, written once, on asyncio. Both faces in `redis_stream_coord.consumer` run it.
+
+Its tasks: heartbeats, which never wait for a handler; the watch on the event stream, which brings a heartbeat
+forward when something concerns this member; the guard of the local lease; the callbacks, one after another; the wait
+for new entries; and a worker for each shard. All decisions are those of `redis_stream_coord.session`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any
+
+import attrs
+
+from . import commands, telemetry
+from .callbacks import Callbacks
+from .commands import Fence
+from .errors import CoordError, DrainTimeoutError, NotFoundError, RedisUnavailableError
+from .keys import GroupKeys
+from .logs import Log
+from .models import Health, Held, Message, Shards
+from .runner import AsyncRunner
+from .session import Action, Claim, Drain, Lost, Session, ShardState, State
+from .settings import RedisSettings
+from .tasks import end
+from .waiting import EntryWaiter
+from .worker import Ledger, Retry, Worker
+
+ShardsCallback = Callable[[Shards], Awaitable[None]]
+
+# A blocked wait for events ends by itself after so long; it only bounds how long a dead connection goes unnoticed.
+_EVENT_BLOCK_SECONDS = 5.0
+# At the end, the last word to the group is tried for so long.
+_LAST_WORD_SECONDS = 2.0
+
+
+def clock() -> float:
+    """Seconds on a clock that never jumps and, where the platform has one, goes on while the machine sleeps.
+
+    A lease measured on a clock that stops in suspend would still look valid long after Redis gave the shards away.
+    """
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boottime is None else time.clock_gettime(boottime)
+
+
+@attrs.frozen(kw_only=True)
+class EngineConfig:
+    """Everything that a consumer's user chose."""
+
+    keys: GroupKeys
+    settings: RedisSettings
+    member: str
+    weight: float
+    auto_ack: bool
+    retry: Retry
+    prefetch: int
+    shutdown_seconds: float
+    on_assigned: ShardsCallback | None
+    on_revoked: ShardsCallback | None
+    on_lost: ShardsCallback | None
+
+
+class Engine:
+    """Runs one member of a group on the current event loop.
+
+    Parameters:
+        config: see `EngineConfig`.
+        handler: coroutine function that takes one entry.
+    """
+
+    def __init__(self, config: EngineConfig, handler: Callable[[Message], Awaitable[None]]) -> None:
+        self.config = config
+        self.session = Session(config.member, weight=config.weight, draw_nonce=lambda: secrets.token_hex(8))
+        self.log = Log(config.keys.stream, config.keys.group, config.member)
+        self._handler = handler
+        self._control = AsyncRunner(config.settings)
+        self._data = AsyncRunner(config.settings)
+        self._events = AsyncRunner(config.settings, block_seconds=_EVENT_BLOCK_SECONDS)
+        self._waiter = EntryWaiter(config.settings, config.keys, self._data)
+        self._callbacks = Callbacks(config.on_assigned, config.on_revoked, config.on_lost, self._callback_failed)
+        self._workers: dict[int, Worker] = {}
+        self._worker_tasks: set[asyncio.Task[None]] = set()
+        self._ledgers: dict[int, Ledger] = {}
+        self._drain_began: dict[Held, float] = {}
+        self._beat = asyncio.Event()
+        self._stop_deadline: float | None = None
+        self._joined = asyncio.Event()
+        self._last_event = "0-0"
+        self.failure: BaseException | None = None
+        self._attributes: telemetry.Attributes = {
+            telemetry.STREAM: config.keys.stream,
+            telemetry.GROUP: config.keys.group,
+            telemetry.MEMBER: config.member,
+        }
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Join, work until stopped, drain, leave.
+
+        Raises:
+            NotFoundError: the group did not exist when this member first asked.
+            DuplicateMemberError: another live process uses the same member id.
+            DrainTimeoutError: handlers did not finish within ``shutdown_seconds`` of the stop.
+            Exception: what a callback of the user raised.
+        """
+        telemetry.observe(self)
+        tasks = [self._start(self._watch()), self._start(self._guard()), self._start(self._waiter.run())]
+        callbacks = self._start(self._callbacks.run())
+        try:
+            await self._heartbeats()
+            await self._callbacks.settle(self._left_seconds())
+        finally:
+            telemetry.forget(self)
+            await end([*tasks, callbacks, *self._worker_tasks])
+            for runner in (self._control, self._data, self._events):
+                await runner.close()
+            await self._waiter.close()
+        if self.failure is not None:
+            raise self.failure
+        if self.session.failure is not None:
+            raise self.session.failure
+
+    def stop(self, *, hold: bool = False) -> None:
+        """Begin to stop; returns at once. See `Session.leave`."""
+        if self._stop_deadline is None:
+            self._stop_deadline = clock() + self.config.shutdown_seconds
+            self.log.info("stopping")
+        self._apply(self.session.leave(hold=hold))
+        self._beat.set()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it has been told to stop."""
+        return self._stop_deadline is not None
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        task.add_done_callback(self._task_done)
+        return task
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A mistake in the library. Without this a dead task would leave a consumer that looks alive.
+            self.log.error("unexpected error: %r", error, exc_info=error)
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if self.failure is None:
+            self.failure = error
+        self.stop()
+
+    def _callback_failed(self, error: Exception) -> None:
+        self.log.error("a callback failed: %r; stopping", error, exc_info=error)
+        self._fail(error)
+
+    def _left_seconds(self) -> float:
+        return self.config.shutdown_seconds if self._stop_deadline is None else max(0.0, self._stop_deadline - clock())
+
+    # --- heartbeats ---------------------------------------------------------------------------------------------------
+
+    async def _heartbeats(self) -> None:
+        while not self.session.finished:
+            self._beat.clear()
+            await self._heartbeat()
+            if self.session.finished or self._give_up():
+                return
+            delay = self.session.delay(clock())
+            if self._stop_deadline is not None and self._stop_deadline > clock():
+                delay = min(delay, self._stop_deadline - clock())
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._beat.wait(), delay)
+
+    async def _heartbeat(self) -> None:
+        request = self.session.request()
+        sent_at = clock()
+        try:
+            reply = await self._control.run(commands.heartbeat(self.config.keys, request), retry=False)
+        except CoordError as error:
+            self._count_refusal(error)
+            if not self._joined.is_set() and error.word == "GROUP_NOT_FOUND":
+                # Most likely a mistake in a name, or the group has yet to be created: say so rather than wait in
+                # silence. Once it has been a member, a consumer goes on trying.
+                self.failure = NotFoundError(
+                    "there is no such group",
+                    stream=error.stream,
+                    group=error.group,
+                    member=error.member,
+                    hint=error.hint,
+                )
+                self.session.leave(hold=False)
+            self._apply(self.session.refused(error, now=clock()))
+            return
+        telemetry.heartbeats.add(1, {**self._attributes, telemetry.STATUS: reply.status})
+        if not self._joined.is_set():
+            self._last_event = reply.last_event
+            self._joined.set()
+        self._apply(self.session.accepted(request, reply, sent_at=sent_at))
+
+    def _count_refusal(self, error: CoordError) -> None:
+        status = error.word or type(error).__name__
+        telemetry.heartbeats.add(1, {**self._attributes, telemetry.STATUS: status})
+        if error.word == "UNKNOWN_MEMBER_ID":
+            telemetry.members_expired.add(1, self._attributes)
+        if error.word in ("FENCED_MEMBER_EPOCH", "UNKNOWN_MEMBER_ID"):
+            telemetry.state_conflicts.add(1, self._attributes)
+        if error.word == "METADATA_REGRESSION":
+            telemetry.metadata_regressions.add(1, self._attributes)
+        if self.session.trouble is None or str(self.session.trouble) != str(error):
+            self.log.warning("heartbeat: %s", error)
+
+    def _give_up(self) -> bool:
+        """Whether the time for a graceful end is over; if so, what is left is abandoned."""
+        if self._stop_deadline is None or clock() < self._stop_deadline:
+            return False
+        stuck = {held.shard for held in self.session.abandon()}
+        if stuck and self.failure is None:
+            self.failure = DrainTimeoutError(
+                f"handlers did not finish within {self.config.shutdown_seconds} s",
+                stream=self.config.keys.stream,
+                group=self.config.keys.group,
+                member=self.config.member,
+                hint=f"Shards {sorted(stuck)} were abandoned; their entries are delivered again.",
+            )
+        if clock() > self._stop_deadline + _LAST_WORD_SECONDS:
+            self.log.warning("could not say good-bye: the group will notice when the lease runs out")
+            return True
+        return False
+
+    # --- what the session decides -------------------------------------------------------------------------------------
+
+    def _apply(self, actions: Iterable[Action]) -> None:
+        changed = False
+        for action in actions:
+            changed = True
+            if isinstance(action, Claim):
+                self._claim(action.held)
+            elif isinstance(action, Drain):
+                for held in action.held:
+                    self._drain_began[held] = clock()
+                    self._stop_worker(held)
+            elif isinstance(action, Lost):
+                self._lose(action)
+        if changed:
+            telemetry.rebalances.add(1, self._attributes)
+            self._beat_if_urgent()
+
+    def _claim(self, held: Held) -> None:
+        fence = Fence(held.shard, self.config.member, self.session.nonce, self.session.incarnation, held.token)
+        worker = Worker(
+            self,
+            self._data,
+            self.config.keys,
+            fence,
+            self._handler,
+            ledger=self._ledgers.setdefault(held.shard, Ledger()),
+            auto_ack=self.config.auto_ack,
+            retry=self.config.retry,
+            prefetch=self.config.prefetch,
+            log=self.log,
+        )
+        if (old := self._workers.get(held.shard)) is not None:
+            old.stop()
+        self._workers[held.shard] = worker
+        task = self._start(worker.run())
+        self._worker_tasks.add(task)
+        task.add_done_callback(self._worker_tasks.discard)
+
+    def _stop_worker(self, held: Held) -> None:
+        worker = self._workers.get(held.shard)
+        if worker is not None and worker.held == held:
+            worker.stop()
+        else:
+            # No worker means no handler: there is nothing to wait for.
+            self.session.drained(held)
+
+    def _lose(self, action: Lost) -> None:
+        shards = frozenset(held.shard for held in action.held)
+        self.log.warning("lost shards %s: %s", sorted(shards), action.reason)
+        for held in action.held:
+            worker = self._workers.get(held.shard)
+            if worker is not None and worker.held == held:
+                worker.stop()
+                del self._workers[held.shard]
+        self._callbacks.lost(shards)
+
+    # --- what a worker needs (see `worker.Owner`) ---------------------------------------------------------------------
+
+    def owns(self, held: Held) -> bool:
+        return self.session.owns(held, clock())
+
+    def reads(self, held: Held) -> bool:
+        return self.session.reads(held, clock())
+
+    async def claimed(self, worker: Worker) -> None:
+        self.session.claimed(worker.held)
+        if self.session.reads(worker.held, clock()):
+            self.log.info("owns shard %d under token %d", worker.held.shard, worker.held.token)
+            await self._callbacks.assigned(worker.held.shard)
+
+    def claim_refused(self, worker: Worker, error: CoordError) -> None:
+        self.log.warning("claim refused: %s", error, shard=worker.held.shard)
+        fence_token = int(error.detail.split()[1])
+        self._apply(self.session.claim_refused(worker.held, fence_token=fence_token))
+        self._beat_if_urgent()
+
+    def unfenced(self, worker: Worker) -> None:
+        telemetry.state_conflicts.add(1, self._attributes)
+        self._apply(self.session.unfenced(worker.held))
+
+    async def draining(self, worker: Worker) -> None:
+        """The handler is done, and nothing is acknowledged yet that a callback may still want to add to."""
+        if self.session.owns(worker.held, clock()):
+            await self._callbacks.revoked(worker.held.shard)
+
+    def drained(self, worker: Worker) -> None:
+        if self._workers.get(worker.held.shard) is worker:
+            del self._workers[worker.held.shard]
+        self.session.drained(worker.held)
+        began = self._drain_began.pop(worker.held, None)
+        if began is not None:
+            telemetry.rebalance_duration.record(clock() - began, self._attributes)
+            self.log.info("drained shard %d", worker.held.shard)
+        self._beat_if_urgent()
+
+    async def wait_for_entries(self, shard: int, after: str) -> None:
+        await self._waiter.wait(shard, after)
+
+    # --- the other tasks ----------------------------------------------------------------------------------------------
+
+    def _beat_if_urgent(self) -> None:
+        if self.session.urgent:
+            self._beat.set()
+
+    async def _watch(self) -> None:
+        """Wake the heartbeat when an event concerns this member."""
+        await self._joined.wait()
+        while True:
+            command = commands.wait_for_events(
+                self.config.keys, after=self._last_event, block_seconds=_EVENT_BLOCK_SECONDS
+            )
+            try:
+                events = await self._events.run(command, retry=False)
+            except RedisUnavailableError:
+                await asyncio.sleep(0.2)
+                continue
+            except CoordError as error:
+                # The interval still brings every change, only later.
+                self.log.warning("cannot listen to events: %s", error)
+                await asyncio.sleep(self.session.timings.heartbeat_seconds)
+                continue
+            for event in events:
+                self._last_event = event.id
+                if event.wake & {self.config.member, "*"}:
+                    self._beat.set()
+
+    async def _guard(self) -> None:
+        """Give everything up as soon as the lease has passed, even while a heartbeat hangs."""
+        while True:
+            left = self.session.lease_until - clock()
+            # The sleep may be on a clock that stops in suspend: look often enough.
+            await asyncio.sleep(min(max(left, 0.01), self.session.timings.lease_seconds / 10))
+            self._apply(self.session.tick(clock()))
+
+    # --- what others may know -----------------------------------------------------------------------------------------
+
+    @property
+    def assignment(self) -> Shards:
+        """Shards that this member owns at this moment."""
+        if clock() >= self.session.lease_until:
+            return frozenset()
+        return frozenset(self.session.held(ShardState.OWNED))
+
+    @property
+    def health(self) -> Health:
+        """How the consumer is, and what it waits for."""
+        now = clock()
+        session = self.session
+        holds = session.held()
+        draining = session.held(ShardState.DRAINING)
+        waits = ""
+        if session.trouble is not None:
+            waits = str(session.trouble)
+        elif draining:
+            waits = f"handlers of shards {sorted(draining)} to finish"
+        elif session.held(ShardState.CLAIMING):
+            waits = f"claims of shards {sorted(session.held(ShardState.CLAIMING))}"
+        elif session.state is State.MEMBER and not holds:
+            waits = "the group to assign it shards"
+        progress = [w.last_progress for w in self._workers.values() if w.received]
+        return Health(
+            ok=session.trouble is None and session.state is State.MEMBER and now < session.lease_until,
+            state=session.state.value,
+            lease_remaining_seconds=max(0.0, session.lease_until - now),
+            progress_age_seconds=max((time.monotonic() - at for at in progress), default=0.0),
+            waits_for=waits,
+        )
+
+    def readings(self) -> list[telemetry.Reading]:
+        """Return the gauges of this consumer; called by the metrics reader, on a thread of its own."""
+        now, session = clock(), self.session
+        active = session.state is State.MEMBER and now < session.lease_until
+        draining = len(session.held(ShardState.DRAINING))
+        values = {
+            "up": 1.0,
+            "member_active": float(active),
+            "member_lease_remaining_seconds": max(0.0, session.lease_until - now),
+            "member_heartbeat_age_seconds": now - session.last_accepted if session.last_accepted else 0.0,
+            "member_current_shards": float(len(session.held(ShardState.OWNED))),
+            "member_revoking_shards": float(draining),
+            "revoke_pending": float(draining > 0),
+            "group_epoch": float(session.group_epoch),
+            "assignment_epoch": float(session.assignment_epoch),
+        }
+        found: list[telemetry.Reading] = [(name, value, self._attributes) for name, value in values.items()]
+        for shard, worker in list(self._workers.items()):
+            attributes = {**self._attributes, telemetry.SHARD: shard}
+            found.append(("consumer_shard_pending", float(worker.received), attributes))
+            age = time.monotonic() - worker.last_progress if worker.received else 0.0
+            found.append(("consumer_shard_progress_age_seconds", max(0.0, age), attributes))
+        return found

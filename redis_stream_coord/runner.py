@@ -1,0 +1,390 @@
+"""The only place that talks to Redis.
+
+A runner sends commands: EVALSHA, then EVAL where the server does not know the script (after a restart, a failover or
+on a node of a cluster that is new). It retries what is idempotent, and translates the exceptions of redis-py.
+
+Connections speak RESP2 and are never decoded by redis-py, so answers have one shape whatever the user's own client
+does. The retries of redis-py are off: it would repeat what must not be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast
+
+import redis
+import redis.asyncio
+import redis.asyncio.cluster
+import redis.asyncio.sentinel
+import redis.backoff
+import redis.cluster
+import redis.exceptions
+import redis.retry
+import redis.sentinel
+import tenacity
+from redis.asyncio.retry import Retry as AsyncRetry
+
+from . import telemetry
+from .commands import Command, Pause, Saga
+from .errors import CoordError, CorruptMetadataError, PermissionDeniedError, RedisUnavailableError
+from .settings import RedisSettings
+
+T = TypeVar("T")
+
+# The command was not carried out, or it is unknown whether it was; in both cases a later try may succeed.
+_TRANSIENT = (
+    redis.exceptions.ConnectionError,
+    redis.exceptions.TimeoutError,
+    redis.exceptions.ClusterDownError,
+    redis.exceptions.ReadOnlyError,
+    redis.exceptions.TryAgainError,
+    redis.exceptions.AskError,
+    redis.exceptions.RedisClusterException,
+    OSError,
+    EOFError,
+)
+_TRANSIENT_WORDS = ("OOM", "MISCONF", "NOREPLICAS", "MASTERDOWN", "LOADING", "BUSY", "UNBLOCKED", "READONLY")
+
+
+def translate(error: Exception, name: str) -> CoordError:
+    """Make an exception of this library of one of redis-py.
+
+    Parameters:
+        error: what redis-py raised.
+        name: of the command, for the message.
+    """
+    text = str(error)
+    if isinstance(error, redis.exceptions.AuthenticationError) or text.startswith(("WRONGPASS", "NOAUTH")):
+        return PermissionDeniedError(
+            f"Redis refused the credentials: {text}", hint="Check user name and password of RedisSettings."
+        )
+    if isinstance(error, redis.exceptions.NoPermissionError) or text.startswith("NOPERM") or "NOPERM" in text[:60]:
+        return PermissionDeniedError(
+            f"Redis refused {name}: {text}",
+            hint="The Redis user lacks this right; see the ACL page of the docs.",
+        )
+    if isinstance(error, _TRANSIENT) or text.startswith(_TRANSIENT_WORDS):
+        return RedisUnavailableError(f"{name} got no answer from Redis: {type(error).__name__}: {text}")
+    if "WRONGTYPE" in text:
+        return CorruptMetadataError(
+            f"a key used by {name} is of the wrong type: {text}",
+            hint="Something else wrote to the library's keys.",
+        )
+    return CoordError(f"{name} failed: {type(error).__name__}: {text}")
+
+
+def _line(command: Command[Any], *, by_source: bool = False) -> tuple[Any, ...]:
+    """Return the command as redis-py takes it. `by_source` also makes the server know the script from then on."""
+    script = command.script
+    if script is None:
+        return (command.name, *command.arguments)
+    head = ("EVAL", script.source) if by_source else ("EVALSHA", script.sha)
+    return (*head, len(command.keys), *command.keys, *command.arguments)
+
+
+def _outcome(command: Command[T], answer: Any) -> T | CoordError:
+    if isinstance(answer, CoordError):
+        return answer
+    if isinstance(answer, Exception):
+        return translate(answer, command.name)
+    try:
+        return command.parse(answer)
+    except CoordError as error:
+        return error
+
+
+def _retriable(error: BaseException) -> bool:
+    return isinstance(error, RedisUnavailableError)
+
+
+def _policy(settings: RedisSettings) -> dict[str, Any]:
+    return {
+        "retry": tenacity.retry_if_exception(_retriable),
+        "wait": tenacity.wait_random_exponential(multiplier=0.02, max=0.5),
+        "stop": tenacity.stop_after_delay(settings.timeout_seconds),
+        "reraise": True,
+    }
+
+
+def _options(settings: RedisSettings, retry: Any, timeout_seconds: float) -> dict[str, Any]:
+    username, password = settings.credentials()
+    options: dict[str, Any] = {
+        "protocol": 2,
+        "decode_responses": False,
+        "socket_timeout": timeout_seconds,
+        "socket_connect_timeout": settings.timeout_seconds,
+        "socket_keepalive": True,
+        "health_check_interval": 0,
+        "retry": retry,
+    }
+    if settings.password is not None and callable(settings.password):
+        options["credential_provider"] = _Credentials(settings)
+    else:
+        options |= {"username": username, "password": password}
+    return options
+
+
+class _Credentials(redis.CredentialProvider):
+    """Asks for the password at every connect, so that a rotated secret is used."""
+
+    def __init__(self, settings: RedisSettings) -> None:
+        self._settings = settings
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        username, password = self._settings.credentials()
+        return (username, password or "") if username else (password or "",)
+
+
+def _make(settings: RedisSettings, kinds: Any, timeout_seconds: float) -> Any:
+    """Make a client. Parameters: kinds: namespace of the classes to use, sync or asyncio."""
+    address = settings.address
+    retry = kinds.retry(redis.backoff.NoBackoff(), 0)
+    options = _options(settings, retry, timeout_seconds)
+    if address.tls:
+        options |= {
+            "ssl": True,
+            "ssl_ca_certs": settings.ssl_ca_file,
+            "ssl_certfile": settings.ssl_cert_file,
+            "ssl_keyfile": settings.ssl_key_file,
+        }
+    if address.topology == "cluster":
+        nodes = [kinds.cluster_node(host, port) for host, port in address.nodes]
+        # A redirection is no failure: it says that the command was not carried out there.
+        options["retry"] = kinds.retry(redis.backoff.NoBackoff(), 3)
+        return kinds.cluster(startup_nodes=nodes, **options)
+    options["db"] = address.db
+    if address.topology == "unix":
+        options.pop("socket_keepalive")
+        return kinds.client(unix_socket_path=address.path, **options)
+    if address.topology == "sentinel":
+        sentinel = kinds.sentinel(address.nodes, sentinel_kwargs={"socket_timeout": settings.timeout_seconds})
+        return sentinel.master_for(address.service, redis_class=kinds.client, **options)
+    host, port = address.nodes[0]
+    return kinds.client(host=host, port=port, **options)
+
+
+class _Sync:
+    client = redis.Redis
+    cluster = redis.cluster.RedisCluster
+    cluster_node = redis.cluster.ClusterNode
+    sentinel = redis.sentinel.Sentinel
+    retry = redis.retry.Retry
+
+
+class _Async:
+    client = redis.asyncio.Redis
+    cluster = redis.asyncio.cluster.RedisCluster
+    cluster_node = redis.asyncio.cluster.ClusterNode
+    sentinel = redis.asyncio.sentinel.Sentinel
+    retry = AsyncRetry
+
+
+class SyncRunner:
+    """Sends commands from plain code. Thread-safe; connects at the first command.
+
+    Parameters:
+        settings: how to reach Redis.
+    """
+
+    def __init__(self, settings: RedisSettings) -> None:
+        self.settings = settings
+        self._client: Any = None
+
+    def run(self, command: Command[T], *, retry: bool = True) -> T:
+        """Send one command.
+
+        Parameters:
+            command: what to send.
+            retry: send an idempotent command again while Redis is away, for up to ``timeout_seconds``.
+
+        Returns:
+            What the command's parser makes of the answer.
+
+        Raises:
+            RedisUnavailableError: no usable answer in time; a command that is not idempotent may have been carried out.
+            CoordError: a refusal of the script, by its error word.
+        """
+        with telemetry.tracer.start_as_current_span(f"redis_stream_coord {command.name}"):
+            if retry and command.idempotent:
+                return cast(T, tenacity.Retrying(**_policy(self.settings))(self._once, command))
+            return self._once(command)
+
+    def drive(self, saga: Saga[T]) -> T:
+        """Run a saga to its end and return its result."""
+        try:
+            step = next(saga)
+            while True:
+                try:
+                    result: Any = None
+                    if isinstance(step, Pause):
+                        time.sleep(step.seconds)
+                    else:
+                        result = self.run(step)
+                except CoordError as error:
+                    step = saga.throw(error)
+                else:
+                    step = saga.send(result)
+        except StopIteration as end:
+            return cast(T, end.value)
+
+    def pipeline(self, commands: Sequence[Command[T]]) -> Sequence[T | CoordError]:
+        """Send many commands in one go, where one server has all keys; one after another on Cluster.
+
+        Parameters:
+            commands: all of the same script, in the order in which Redis is to run them.
+
+        Returns:
+            For each its result, or why there is none.
+        """
+        if self.settings.address.topology == "cluster":
+            return [self._caught(command) for command in commands]
+        try:
+            pipe = self._connected().pipeline(transaction=False)
+            for position, command in enumerate(commands):
+                pipe.execute_command(*_line(command, by_source=position == 0))
+            answers = pipe.execute(raise_on_error=False)
+        except CoordError:
+            raise
+        except Exception as error:  # noqa: BLE001 - translated
+            self._after(error)
+            answers = [error] * len(commands)
+        return [_outcome(command, answer) for command, answer in zip(commands, answers, strict=True)]
+
+    def _caught(self, command: Command[T]) -> T | CoordError:
+        try:
+            return self.run(command)
+        except CoordError as error:
+            return error
+
+    def _connected(self) -> Any:
+        if self._client is None:
+            self._client = _make(self.settings, _Sync, self.settings.timeout_seconds)
+        return self._client
+
+    def _once(self, command: Command[T]) -> T:
+        try:
+            answer = self._send(command)
+        except CoordError:
+            raise
+        except Exception as error:
+            self._after(error)
+            raise translate(error, command.name) from error
+        return command.parse(answer)
+
+    def _send(self, command: Command[Any]) -> Any:
+        client = self._connected()
+        try:
+            return client.execute_command(*_line(command))
+        except redis.exceptions.NoScriptError:
+            return client.execute_command(*_line(command, by_source=True))
+
+    def _after(self, error: Exception) -> None:
+        # After a failover the old primary answers READONLY: its connections must go, so that the new one is found.
+        if isinstance(error, redis.exceptions.ReadOnlyError) and hasattr(self._client, "connection_pool"):
+            self._client.connection_pool.disconnect()
+
+    def close(self) -> None:
+        """Close the connections."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+
+class AsyncRunner:
+    """Sends commands from a coroutine, one at a time over one connection; on Cluster, one per node and call.
+
+    Parameters:
+        settings: how to reach Redis.
+        block_seconds: longest time that a blocking command sent through this runner may block.
+    """
+
+    def __init__(self, settings: RedisSettings, *, block_seconds: float = 0.0) -> None:
+        self.settings = settings
+        self.is_cluster = settings.address.topology == "cluster"
+        self._timeout_seconds = settings.timeout_seconds + block_seconds
+        self._client: Any = None
+        self._lock = asyncio.Lock()
+        self._client_id: int | None = None
+
+    async def run(self, command: Command[T], *, retry: bool = True) -> T:
+        """Send one command; see `SyncRunner.run`."""
+        with telemetry.tracer.start_as_current_span(f"redis_stream_coord {command.name}"):
+            if retry and command.idempotent:
+                return cast(T, await tenacity.AsyncRetrying(**_policy(self.settings))(self._once, command))
+            return await self._once(command)
+
+    async def drive(self, saga: Saga[T]) -> T:
+        """Run a saga to its end and return its result."""
+        try:
+            step = next(saga)
+            while True:
+                try:
+                    result = await (asyncio.sleep(step.seconds) if isinstance(step, Pause) else self.run(step))
+                except CoordError as error:
+                    step = saga.throw(error)
+                else:
+                    step = saga.send(result)
+        except StopIteration as end:
+            return cast(T, end.value)
+
+    async def pipeline(self, commands: Sequence[Command[T]]) -> Sequence[T | CoordError]:
+        """Send many commands in one go; see `SyncRunner.pipeline`."""
+        if self.is_cluster:
+            return [await self._caught(command) for command in commands]
+        try:
+            async with self._lock:
+                pipe = (await self._connected()).pipeline(transaction=False)
+                for position, command in enumerate(commands):
+                    pipe.execute_command(*_line(command, by_source=position == 0))
+                answers = await pipe.execute(raise_on_error=False)
+        except CoordError:
+            raise
+        except Exception as error:  # noqa: BLE001 - translated
+            answers = [error] * len(commands)
+        return [_outcome(command, answer) for command, answer in zip(commands, answers, strict=True)]
+
+    async def _caught(self, command: Command[T]) -> T | CoordError:
+        try:
+            return await self.run(command)
+        except CoordError as error:
+            return error
+
+    async def _once(self, command: Command[T]) -> T:
+        try:
+            if self.is_cluster:
+                answer = await self._send(await self._connected(), command)
+            else:
+                async with self._lock:
+                    answer = await self._send(await self._connected(), command)
+        except CoordError:
+            raise
+        except Exception as error:
+            if isinstance(error, redis.exceptions.ReadOnlyError):
+                await self.close()
+            raise translate(error, command.name) from error
+        return command.parse(answer)
+
+    async def _connected(self) -> Any:
+        if self._client is None:
+            self._client = _make(self.settings, _Async, self._timeout_seconds)
+            if self.is_cluster:
+                await self._client.initialize()
+        return self._client
+
+    async def _send(self, client: Any, command: Command[Any]) -> Any:
+        target: dict[str, Any] = {}
+        if self.is_cluster and command.name == "XREAD":
+            # redis-py would ask a node for the keys of an XREAD before each one.
+            target["target_nodes"] = client.get_node_from_key(command.keys[0])
+        try:
+            return await client.execute_command(*_line(command), **target)
+        except redis.exceptions.NoScriptError:
+            return await client.execute_command(*_line(command, by_source=True))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
