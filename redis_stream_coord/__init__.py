@@ -46,9 +46,9 @@ from .models import (
     Timings,
 )
 from .monitor import AsyncMonitor, Monitor
+from .policies import Batch, DeadLetter, Poison, Retry
 from .producer import AsyncProducer, Producer, Router
 from .settings import RedisSettings
-from .worker import Retry
 
 __all__ = [
     "Admin",
@@ -58,11 +58,13 @@ __all__ = [
     "AsyncConsumer",
     "AsyncMonitor",
     "AsyncProducer",
+    "Batch",
     "ConfigError",
     "ConflictError",
     "Consumer",
     "CoordError",
     "CorruptMetadataError",
+    "DeadLetter",
     "DrainTimeoutError",
     "DuplicateMemberError",
     "FencedError",
@@ -82,6 +84,7 @@ __all__ = [
     "Outgoing",
     "PartialPublishError",
     "PermissionDeniedError",
+    "Poison",
     "Producer",
     "PublishError",
     "RateLimitedError",

@@ -14,7 +14,7 @@ import attrs
 from . import keys as redis_keys
 from .errors import CorruptMetadataError, refused
 from .keys import GroupKeys, StreamKeys
-from .models import GroupView, Held, Layout, MemberView, ShardView, Timings
+from .models import EVENT_ID_FIELD, KEY_FIELD, GroupView, Held, Layout, MemberView, ShardView, Timings
 from .scripts import Argument, Script, catalogue
 
 # What the stored records and this release speak. A stored range that excludes it is refused by every script.
@@ -228,11 +228,22 @@ class Fence:
 
 @attrs.frozen
 class Entry:
-    """One entry as read: id, how often it has been delivered, and its fields as a flat list."""
+    """One entry as read.
+
+    Attributes:
+        id: its id.
+        deliveries: how often it has been delivered, this time included.
+        fields: names and values as a flat list.
+        key, event_id: from the reserved fields.
+        size: bytes of all names and values.
+    """
 
     id: str
     deliveries: int
     fields: Sequence[bytes]
+    key: bytes | None
+    event_id: str | None
+    size: int
 
 
 @attrs.frozen
@@ -241,6 +252,7 @@ class Page:
 
     Attributes:
         entries: in id order.
+        last: the highest id seen, to go on from; ``None`` if there was nothing.
         caught_up: nothing older is pending beyond these.
         wait_after: nothing more was there; wait for entries beyond this id. ``None``: read on at once.
         recreated_at: the consumer group had vanished and was made anew at this position.
@@ -248,6 +260,7 @@ class Page:
     """
 
     entries: Sequence[Entry]
+    last: str | None
     caught_up: bool
     wait_after: str | None
     recreated_at: str | None
@@ -277,8 +290,10 @@ def claim(keys: GroupKeys, fence: Fence) -> Command[str]:
     )
 
 
-def read(keys: GroupKeys, fence: Fence, *, after: str, count: int) -> Command[Page]:
+def read(keys: GroupKeys, fence: Fence, *, after: str, count: int, max_bytes: int) -> Command[Page]:
     """Read up to `count` entries beyond `after`, the last id received under this claim.
+
+    The entries together have at most `max_bytes`, unless the first alone has more.
 
     Raises (when run): `FencedError`; `NotFoundError` if the shard's stream does not exist.
     """
@@ -293,6 +308,7 @@ def read(keys: GroupKeys, fence: Fence, *, after: str, count: int) -> Command[Pa
             "nonce": fence.nonce,
             "after": after,
             "count": count,
+            "max_bytes": max(1, max_bytes),
         },
         _page,
         **_whom(keys, fence),
@@ -300,18 +316,33 @@ def read(keys: GroupKeys, fence: Fence, *, after: str, count: int) -> Command[Pa
 
 
 def _page(answer: list[Any]) -> Page:
-    rest = answer[5:]
+    rest = answer[6:]
     return Page(
-        entries=[Entry(text(rest[i]), int(rest[i + 1]), rest[i + 2]) for i in range(0, len(rest), 3)],
-        caught_up=bool(answer[1]),
-        wait_after=text(answer[2]) or None,
-        recreated_at=text(answer[3]) or None,
-        gone=[text(entry_id) for entry_id in answer[4]],
+        entries=[_entry(text(rest[i]), int(rest[i + 1]), rest[i + 2]) for i in range(0, len(rest), 3)],
+        last=text(answer[1]) or None,
+        caught_up=bool(answer[2]),
+        wait_after=text(answer[3]) or None,
+        recreated_at=text(answer[4]) or None,
+        gone=[text(entry_id) for entry_id in answer[5]],
     )
 
 
-def ack(keys: GroupKeys, fence: Fence, ids: Sequence[str]) -> Command[int]:
+def _entry(entry_id: str, deliveries: int, flat: Sequence[bytes]) -> Entry:
+    key: bytes | None = None
+    event_id: str | None = None
+    for position in range(0, len(flat), 2):
+        name = flat[position]
+        if name == KEY_FIELD:
+            key = flat[position + 1]
+        elif name == EVENT_ID_FIELD:
+            event_id = flat[position + 1].decode("utf-8", "replace")
+    return Entry(entry_id, deliveries, flat, key, event_id, sum(map(len, flat)))
+
+
+def ack(keys: GroupKeys, fence: Fence, ids: Sequence[str], *, delete: bool = False) -> Command[int]:
     """Acknowledge entries. Result: how many of them were pending until now.
+
+    `delete` also deletes those that no consumer group of the stream has yet to receive or to acknowledge.
 
     Raises (when run): `FencedError`: nothing was acknowledged.
     """
@@ -323,11 +354,52 @@ def ack(keys: GroupKeys, fence: Fence, ids: Sequence[str]) -> Command[int]:
             "incarnation": fence.incarnation,
             "token": fence.token,
             "nonce": fence.nonce,
+            "delete": int(delete),
             "ids": ids,
         },
         lambda answer: int(answer[1]),
         **_whom(keys, fence),
     )
+
+
+def note_deliveries(keys: GroupKeys, fence: Fence, entry_id: str, deliveries: int) -> Command[None]:
+    """Record how often a pending entry has been delivered. Raises (when run): `FencedError`."""
+    return _call(
+        "note_deliveries",
+        {"stream": StreamKeys(keys.stream).shard(fence.shard).stream, "fence": keys.fence(fence.shard)},
+        {
+            "group": keys.group,
+            "member": fence.member,
+            "incarnation": fence.incarnation,
+            "token": fence.token,
+            "nonce": fence.nonce,
+            "id": entry_id,
+            "deliveries": deliveries,
+        },
+        lambda answer: None,
+        **_whom(keys, fence),
+    )
+
+
+def append_to(stream: str, fields: Sequence[str | bytes]) -> Command[str]:
+    """Plain XADD to any stream, which it makes if need be. Result: the id."""
+    return Command("XADD", None, [stream], [stream, "*", *fields], text, idempotent=False)
+
+
+def lag(keys: GroupKeys, shard: int) -> Command[int | None]:
+    """Ask how many entries of a shard the group has not received yet. Result: ``None`` if Redis cannot tell."""
+    name = StreamKeys(keys.stream).shard(shard).stream
+
+    def parse(answer: Any) -> int | None:
+        for info in answer:
+            pairs = info.items() if isinstance(info, dict) else zip(info[::2], info[1::2], strict=True)
+            fields = {text(field): value for field, value in pairs}
+            if text(fields["name"]) == keys.group:
+                value = fields.get("lag")
+                return None if value is None else int(value)
+        return None
+
+    return Command("XINFO GROUPS", None, [name], [name], parse)
 
 
 def _whom(keys: GroupKeys, fence: Fence) -> dict[str, Any]:
@@ -354,34 +426,23 @@ class Event:
     fields: Mapping[str, str]
 
 
-def wait_for_events(keys: GroupKeys, *, after: str, block_seconds: float) -> Command[list[Event]]:
-    """Wait for events of the group beyond `after`. Result: empty if none came in time."""
+def wait(after: Mapping[str, str], *, block_seconds: float) -> Command[list[str]]:
+    """Wait until one of the given streams has an entry beyond its id. Result: those streams; empty if none in time.
+
+    On Cluster all of them have to be of one slot, so it takes one call per stream there.
+    """
+    block_ms = max(1, round(block_seconds * 1000))  # 0 would block for ever
+    arguments = ["COUNT", "1", "BLOCK", str(block_ms), "STREAMS", *after, *after.values()]
+    return Command("XREAD", None, list(after), arguments, lambda answer: [text(name) for name, _ in _streams(answer)])
+
+
+def events(keys: GroupKeys, *, after: str) -> Command[list[Event]]:
+    """Read events of the group beyond `after`, at most 100."""
 
     def parse(answer: Any) -> list[Event]:
-        return [_event(*entry) for _, entries in _streams(answer) for entry in entries]
+        return [_event(*entry) for entry in answer]
 
-    return _xread([keys.events], [after], block_seconds, count=100, parse=parse)
-
-
-def wait_for_entries(keys: GroupKeys, after: Mapping[int, str], *, block_seconds: float) -> Command[list[int]]:
-    """Wait until one of the given shards has an entry beyond its id. Result: those shards.
-
-    On Cluster all shards have to be of one slot, so it takes one call per shard there.
-    """
-    by_key = {StreamKeys(keys.stream).shard(shard).stream: shard for shard in after}
-
-    def parse(answer: Any) -> list[int]:
-        return [by_key[text(name)] for name, _ in _streams(answer)]
-
-    return _xread(list(by_key), list(after.values()), block_seconds, count=1, parse=parse)
-
-
-def _xread(
-    names: Sequence[str], after: Sequence[str], block_seconds: float, *, count: int, parse: Callable[[Any], T]
-) -> Command[T]:
-    block_ms = max(1, round(block_seconds * 1000))  # 0 would block for ever
-    arguments = ["COUNT", str(count), "BLOCK", str(block_ms), "STREAMS", *names, *after]
-    return Command("XREAD", None, names, arguments, parse)
+    return Command("XRANGE", None, [keys.events], [keys.events, f"({after}", "+", "COUNT", "100"], parse)
 
 
 def _streams(answer: Any) -> list[Any]:

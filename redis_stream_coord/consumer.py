@@ -7,75 +7,27 @@ loop in a thread of its own, and the user's functions in worker threads, so that
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
-import inspect
 import os
 import queue
 import signal
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable
 from types import FrameType, TracebackType
-from typing import Any, Literal
+from typing import Any
 
-from .engine import Engine, EngineConfig, ShardsCallback
-from .errors import ConfigError, LifecycleError
-from .keys import GroupKeys, check_member
-from .models import Health, Message, Shards
-from .settings import RedisSettings, default_member
+from . import background
+from .engine import Engine
+from .errors import ConfigError, LifecycleError, RedisUnavailableError
+from .models import Health, Lag, Message, Shards
+from .options import Ack, Decode, Options
+from .policies import Batch, DeadLetter, Poison, Retry
+from .settings import RedisSettings
 from .threads import DaemonThreads
-from .worker import Retry
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _Offer = tuple[Message, "asyncio.Future[None]"]
-
-
-def _config(
-    stream: str,
-    group: str,
-    redis: str | RedisSettings,
-    member: str | None,
-    weight: float,
-    ack: str,
-    retry: Retry,
-    prefetch: int,
-    shutdown_seconds: float,
-    callbacks: dict[str, ShardsCallback | None],
-) -> EngineConfig:
-    settings = RedisSettings.of(redis)
-    if not 0.001 <= weight <= 1000:
-        raise ConfigError(f"weight={weight} must be between 0.001 and 1000")
-    if ack not in ("auto", "manual"):
-        raise ConfigError(f"ack={ack!r} must be 'auto' or 'manual'")
-    if not 1 <= prefetch <= 1000:
-        raise ConfigError(f"prefetch={prefetch} must be between 1 and 1000")
-    if shutdown_seconds < 0:
-        raise ConfigError(f"shutdown_seconds={shutdown_seconds} must not be negative")
-    return EngineConfig(
-        keys=GroupKeys(stream, group, settings.key_prefix),
-        settings=settings,
-        member=check_member(member) if member is not None else default_member(),
-        weight=weight,
-        auto_ack=ack == "auto",
-        retry=retry,
-        prefetch=prefetch,
-        shutdown_seconds=shutdown_seconds,
-        **callbacks,
-    )
-
-
-def _is_async(function: Any) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-
-
-def _check_kind(functions: dict[str, Any], *, want_async: bool) -> None:
-    for name, function in functions.items():
-        if function is None:
-            continue
-        if not callable(function):
-            raise ConfigError(f"{name}={function!r} cannot be called")
-        if _is_async(function) is not want_async:
-            kind, other = ("coroutine", "Consumer") if want_async else ("plain", "AsyncConsumer")
-            raise ConfigError(f"{name} must be a {kind} function here", hint=f"Use {other} for the other kind.")
 
 
 class _LeftLoop(Exception):  # noqa: N818 - never raised to a user
@@ -92,13 +44,21 @@ class AsyncConsumer:
         stream: name of the logical stream.
         group: name of the consumer group.
         redis: URL or settings.
-        handler: coroutine function that takes a `Message`. Leave it out to iterate: ``async for message in consumer``.
+        handler: coroutine function that takes a `Message`, or a `Batch`. Leave it out to iterate:
+            ``async for message in consumer``.
         member: id of this member; of one process at a time. By default see `settings.default_member`.
         weight: share of the shards, relative to the other members.
+        concurrency: so many partition keys of a shard are handled at the same time; entries of one key never are.
         ack: ``auto``: after the handler succeeded, or when the loop asks for the next message; ``manual``: only by
             `Message.ack`.
+        decode: makes `Message.value` of the fields, for example ``lambda fields: json.loads(fields["data"])``. A plain
+            function; if it raises, the entry counts as failed.
         retry: what to do after a handler failed.
-        prefetch: at most so many entries of a shard are read at once, 1 to 1000.
+        poison: what to do with an entry that fails again and again: `Poison` or `DeadLetter`. ``None``: try for ever.
+        max_handler_seconds: when a handler takes longer, its shard is given up, to another member if there is one.
+            The lease and the other shards go on. ``None``: never.
+        prefetch: at most so many entries of a shard are read ahead, 1 to 1000.
+        prefetch_bytes: and so many bytes, unless a single entry has more.
         shutdown_seconds: how long handlers may take to finish after a stop; then they are abandoned.
         on_assigned: awaited with shards before their first message.
         on_revoked: awaited with shards that are given up and still owned: finish and acknowledge. Also at a stop.
@@ -114,20 +74,42 @@ class AsyncConsumer:
         *,
         group: str,
         redis: str | RedisSettings,
-        handler: Callable[[Message], Awaitable[None]] | None = None,
+        handler: Callable[[Message], Awaitable[None]] | Batch | None = None,
         member: str | None = None,
         weight: float = 1.0,
-        ack: Literal["auto", "manual"] = "auto",
+        concurrency: int = 1,
+        ack: Ack = "auto",
+        decode: Decode | None = None,
         retry: Retry = Retry(),  # noqa: B008 - frozen
+        poison: Poison | DeadLetter | None = None,
+        max_handler_seconds: float | None = None,
         prefetch: int = 100,
+        prefetch_bytes: int = 16 << 20,
         shutdown_seconds: float = 30.0,
         on_assigned: Callable[[Shards], Awaitable[None]] | None = None,
         on_revoked: Callable[[Shards], Awaitable[None]] | None = None,
         on_lost: Callable[[Shards], Awaitable[None]] | None = None,
     ) -> None:
-        callbacks = {"on_assigned": on_assigned, "on_revoked": on_revoked, "on_lost": on_lost}
-        _check_kind({"handler": handler, **callbacks}, want_async=True)
-        self._config = _config(stream, group, redis, member, weight, ack, retry, prefetch, shutdown_seconds, callbacks)
+        options = Options(
+            stream=stream,
+            group=group,
+            redis=redis,
+            handler=handler,
+            member=member,
+            weight=weight,
+            concurrency=concurrency,
+            ack=ack,
+            decode=decode,
+            retry=retry,
+            poison=poison,
+            max_handler_seconds=max_handler_seconds,
+            prefetch=prefetch,
+            prefetch_bytes=prefetch_bytes,
+            shutdown_seconds=shutdown_seconds,
+            callbacks={"on_assigned": on_assigned, "on_revoked": on_revoked, "on_lost": on_lost},
+        )
+        options.check(want_async=True)
+        self._config = options.engine_config(lambda function: function, self._offer)
         self._handler = handler
         self._engine: Engine | None = None
         self._task: asyncio.Task[None] | None = None
@@ -177,7 +159,7 @@ class AsyncConsumer:
         if self._task is not None:
             raise LifecycleError("a consumer can be started only once", hint="Make a new one.")
         _check_process(self._pid)
-        self._engine = Engine(self._config, self._handler or self._offer)
+        self._engine = Engine(self._config)
         self._task = asyncio.get_running_loop().create_task(self._engine.run())
 
     async def stop(self, *, hold: bool = False) -> None:
@@ -267,6 +249,37 @@ class AsyncConsumer:
         """How it is, and what it waits for."""
         return _NOT_STARTED if self._engine is None else self._engine.health
 
+    def pause(self, shards: Iterable[int] | None = None) -> None:
+        """Hand out nothing more of these shards, and keep them.
+
+        Parameters:
+            shards: which; ``None``: all, also those assigned later.
+        """
+        if self._engine is not None:
+            self._engine.pause(shards)
+
+    def resume(self, shards: Iterable[int] | None = None) -> None:
+        """Undo `pause` for these shards; ``None``: for all."""
+        if self._engine is not None:
+            self._engine.resume(shards)
+
+    async def flush(self, *, timeout_seconds: float = 5.0) -> None:
+        """Send all acknowledgements that are queued.
+
+        Raises:
+            RedisUnavailableError: they could not be sent in time.
+        """
+        if self._engine is not None:
+            await _within(timeout_seconds, self._engine.flush())
+
+    async def lag(self) -> Lag:
+        """Return for each owned shard how many entries have not been received; ``None``: Redis cannot tell.
+
+        Raises:
+            RedisUnavailableError: no answer in time.
+        """
+        return {} if self._engine is None else await self._engine.lag()
+
 
 _NOT_STARTED = Health(
     ok=False,
@@ -284,6 +297,13 @@ def _finish(done: asyncio.Future[None], error: Exception | None) -> None:
         done.set_result(None)
     else:
         done.set_exception(error)
+
+
+async def _within(seconds: float, work: Awaitable[None]) -> None:
+    try:
+        await asyncio.wait_for(work, seconds)
+    except asyncio.TimeoutError:
+        raise RedisUnavailableError(f"acknowledgements were not sent within {seconds} s") from None
 
 
 def _end_at_once(number: int) -> None:
@@ -306,8 +326,10 @@ class Consumer:
     worker threads: the handler has to be thread-safe, or `handler_threads` be 1.
 
     Parameters:
-        stream, group, redis, member, weight, ack, retry, prefetch, shutdown_seconds: see `AsyncConsumer`.
-        handler: function that takes a `Message`. Leave it out to iterate: ``for message in consumer``.
+        stream, group, redis, member, weight, concurrency, ack, decode, retry, poison, max_handler_seconds, prefetch,
+            prefetch_bytes, shutdown_seconds: see `AsyncConsumer`.
+        handler: plain function that takes a `Message`, or a `Batch`. Leave it out to iterate:
+            ``for message in consumer``.
         handler_threads: at most so many handlers at once, over all shards of this consumer.
         on_assigned, on_revoked, on_lost: see `AsyncConsumer`; plain functions here.
 
@@ -321,42 +343,66 @@ class Consumer:
         *,
         group: str,
         redis: str | RedisSettings,
-        handler: Callable[[Message], None] | None = None,
+        handler: Callable[[Message], None] | Batch | None = None,
         handler_threads: int = 32,
         member: str | None = None,
         weight: float = 1.0,
-        ack: Literal["auto", "manual"] = "auto",
+        concurrency: int = 1,
+        ack: Ack = "auto",
+        decode: Decode | None = None,
         retry: Retry = Retry(),  # noqa: B008 - frozen
+        poison: Poison | DeadLetter | None = None,
+        max_handler_seconds: float | None = None,
         prefetch: int = 100,
+        prefetch_bytes: int = 16 << 20,
         shutdown_seconds: float = 30.0,
         on_assigned: Callable[[Shards], None] | None = None,
         on_revoked: Callable[[Shards], None] | None = None,
         on_lost: Callable[[Shards], None] | None = None,
     ) -> None:
-        functions = {"on_assigned": on_assigned, "on_revoked": on_revoked, "on_lost": on_lost}
-        _check_kind({"handler": handler, **functions}, want_async=False)
         if handler_threads < 1:
             raise ConfigError(f"handler_threads={handler_threads} must be positive")
         self._threads = DaemonThreads(handler_threads, f"redis-stream-coord-{stream}")
         # A thread of their own: a callback never waits for slow handlers.
         self._callback_threads = DaemonThreads(1, f"redis-stream-coord-{stream}-callback")
-        callbacks = {name: self._in_thread(function) for name, function in functions.items()}
-        self._config = _config(stream, group, redis, member, weight, ack, retry, prefetch, shutdown_seconds, callbacks)
+        options = Options(
+            stream=stream,
+            group=group,
+            redis=redis,
+            handler=handler,
+            member=member,
+            weight=weight,
+            concurrency=concurrency,
+            ack=ack,
+            decode=decode,
+            retry=retry,
+            poison=poison,
+            max_handler_seconds=max_handler_seconds,
+            prefetch=prefetch,
+            prefetch_bytes=prefetch_bytes,
+            shutdown_seconds=shutdown_seconds,
+            callbacks={"on_assigned": on_assigned, "on_revoked": on_revoked, "on_lost": on_lost},
+        )
+        options.check(want_async=False)
+        self._callbacks = [function for function in (on_assigned, on_revoked, on_lost) if function is not None]
+        self._config = options.engine_config(self._in_thread, self._offer)
         self._handler = handler
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._started = False
         self._ready = threading.Event()
+        self._over = threading.Event()
+        self._closed = False
+        self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._offers: queue.SimpleQueue[_Offer | None] = queue.SimpleQueue()
         self._pid = os.getpid()
 
-    def _in_thread(self, function: Callable[[Shards], None] | None) -> ShardsCallback | None:
-        if function is None:
-            return None
+    def _in_thread(self, function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+        threads = self._callback_threads if function in self._callbacks else self._threads
 
-        async def call(shards: Shards) -> None:
-            await self._callback_threads.call(function, shards)
+        async def call(argument: Any) -> None:
+            await threads.call(function, argument)
 
         return call
 
@@ -394,33 +440,30 @@ class Consumer:
 
     def start(self) -> None:
         """Begin to consume in the background. Raises: `LifecycleError` if it was started before."""
-        if self._thread is not None:
+        if self._started:
             raise LifecycleError("a consumer can be started only once", hint="Make a new one.")
         _check_process(self._pid)
-        self._thread = threading.Thread(target=self._main, name=f"redis-stream-coord-{self.member}", daemon=True)
-        self._thread.start()
+        self._started = True
+        self._loop = background.acquire()
+        future = asyncio.run_coroutine_threadsafe(self._run(), self._loop)
+        future.add_done_callback(self._ended)
         self._ready.wait()
 
-    def _main(self) -> None:
-        try:
-            asyncio.run(self._run())
-        except BaseException as error:  # noqa: BLE001 - raised again in whoever waits
-            self._failure = error
-        finally:
-            self._ready.set()
-            self._threads.close()
-            self._callback_threads.close()
-            self._offers.put(None)
-
     async def _run(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._engine = Engine(self._config, self._call if self._handler is not None else self._offer)
+        self._engine = Engine(self._config)
+        running = asyncio.ensure_future(self._engine.run())
+        # One turn of the loop, so that whoever called start() finds it running.
+        await asyncio.sleep(0)
         self._ready.set()
-        await self._engine.run()
+        await running
 
-    async def _call(self, message: Message) -> None:
-        assert self._handler is not None
-        await self._threads.call(self._handler, message)
+    def _ended(self, future: concurrent.futures.Future[None]) -> None:
+        self._failure = future.exception()
+        self._ready.set()
+        self._threads.close()
+        self._callback_threads.close()
+        self._offers.put(None)
+        self._over.set()
 
     async def _offer(self, message: Message) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -434,10 +477,7 @@ class Consumer:
 
     def request_stop(self, *, hold: bool = False) -> None:
         """Begin to stop, and return at once. May be called from a handler or a signal handler."""
-        if self._loop is not None and self._engine is not None:
-            engine = self._engine
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(lambda: engine.stop(hold=hold))
+        self._soon(lambda engine: engine.stop(hold=hold))
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """Wait until it has stopped; see `AsyncConsumer.wait`.
@@ -446,19 +486,19 @@ class Consumer:
             LifecycleError: called from the consumer's own threads, where it would wait for itself.
             what `run` raises.
         """
-        if self._thread is None:
+        if not self._started:
             return True
-        if threading.current_thread() in (
-            self._thread,
-            *self._threads.threads,
-            *self._callback_threads.threads,
-        ):
+        own = (*self._threads.threads, *self._callback_threads.threads)
+        if threading.current_thread() in own:
             raise LifecycleError("a handler cannot wait for its own consumer", hint="Call request_stop().")
-        self._thread.join(timeout_seconds)
-        if self._thread.is_alive():
+        if not self._over.wait(timeout_seconds):
             return False
-        if self._failure is not None:
+        with self._lock:
+            closed, self._closed = self._closed, True
             failure, self._failure = self._failure, None
+        if not closed:
+            background.release()
+        if failure is not None:
             raise failure
         return True
 
@@ -475,7 +515,7 @@ class Consumer:
         """Iterate over messages until stopped. With ``ack="auto"`` asking for the next one acknowledges the last."""
         if self._handler is not None:
             raise LifecycleError("a consumer with a handler cannot be iterated over")
-        began_here = self._thread is None
+        began_here = not self._started
         if began_here:
             self.start()
         assert self._loop is not None
@@ -506,3 +546,30 @@ class Consumer:
     def health(self) -> Health:
         """How it is, and what it waits for."""
         return _NOT_STARTED if self._engine is None else self._engine.health
+
+    def pause(self, shards: Iterable[int] | None = None) -> None:
+        """Hand out nothing more of these shards, and keep them; see `AsyncConsumer.pause`."""
+        self._soon(lambda engine: engine.pause(shards))
+
+    def resume(self, shards: Iterable[int] | None = None) -> None:
+        """Undo `pause` for these shards; ``None``: for all."""
+        self._soon(lambda engine: engine.resume(shards))
+
+    def flush(self, *, timeout_seconds: float = 5.0) -> None:
+        """Send all acknowledgements that are queued; see `AsyncConsumer.flush`."""
+        self._in_loop(lambda engine: _within(timeout_seconds, engine.flush()))
+
+    def lag(self) -> Lag:
+        """Return for each owned shard how many entries have not been received; see `AsyncConsumer.lag`."""
+        lag: Lag | None = self._in_loop(lambda engine: engine.lag())
+        return lag or {}
+
+    def _soon(self, call: Callable[[Engine], None]) -> None:
+        if self._loop is not None and self._engine is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(call, self._engine)
+
+    def _in_loop(self, call: Callable[[Engine], Any]) -> Any:
+        if self._loop is None or self._engine is None or self._over.is_set():
+            return None
+        return asyncio.run_coroutine_threadsafe(call(self._engine), self._loop).result()

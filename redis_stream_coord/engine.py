@@ -19,21 +19,18 @@ import attrs
 from . import commands, telemetry
 from .callbacks import Callbacks
 from .commands import Fence
-from .errors import CoordError, DrainTimeoutError, NotFoundError, RedisUnavailableError
-from .keys import GroupKeys
+from .errors import CoordError, DrainTimeoutError, FencedError, NotFoundError
+from .keys import GroupKeys, StreamKeys
+from .links import Links
 from .logs import Log
-from .models import Health, Held, Message, Shards
-from .runner import AsyncRunner
+from .models import Health, Held, Shards
 from .session import Action, Claim, Drain, Lost, Session, ShardState, State
 from .settings import RedisSettings
 from .tasks import end
-from .waiting import EntryWaiter
-from .worker import Ledger, Retry, Worker
+from .worker import Ledger, WorkConfig, Worker
 
 ShardsCallback = Callable[[Shards], Awaitable[None]]
 
-# A blocked wait for events ends by itself after so long; it only bounds how long a dead connection goes unnoticed.
-_EVENT_BLOCK_SECONDS = 5.0
 # At the end, the last word to the group is tried for so long.
 _LAST_WORD_SECONDS = 2.0
 
@@ -55,9 +52,7 @@ class EngineConfig:
     settings: RedisSettings
     member: str
     weight: float
-    auto_ack: bool
-    retry: Retry
-    prefetch: int
+    work: WorkConfig
     shutdown_seconds: float
     on_assigned: ShardsCallback | None
     on_revoked: ShardsCallback | None
@@ -69,22 +64,19 @@ class Engine:
 
     Parameters:
         config: see `EngineConfig`.
-        handler: coroutine function that takes one entry.
     """
 
-    def __init__(self, config: EngineConfig, handler: Callable[[Message], Awaitable[None]]) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.session = Session(config.member, weight=config.weight, draw_nonce=lambda: secrets.token_hex(8))
         self.log = Log(config.keys.stream, config.keys.group, config.member)
-        self._handler = handler
-        self._control = AsyncRunner(config.settings)
-        self._data = AsyncRunner(config.settings)
-        self._events = AsyncRunner(config.settings, block_seconds=_EVENT_BLOCK_SECONDS)
-        self._waiter = EntryWaiter(config.settings, config.keys, self._data)
+        self._links: Links | None = None
         self._callbacks = Callbacks(config.on_assigned, config.on_revoked, config.on_lost, self._callback_failed)
         self._workers: dict[int, Worker] = {}
         self._worker_tasks: set[asyncio.Task[None]] = set()
         self._ledgers: dict[int, Ledger] = {}
+        self._paused: set[int] = set()
+        self._paused_all = False
         self._drain_began: dict[Held, float] = {}
         self._beat = asyncio.Event()
         self._stop_deadline: float | None = None
@@ -108,8 +100,9 @@ class Engine:
             DrainTimeoutError: handlers did not finish within ``shutdown_seconds`` of the stop.
             Exception: what a callback of the user raised.
         """
+        self._links = Links.acquire(self.config.settings)
         telemetry.observe(self)
-        tasks = [self._start(self._watch()), self._start(self._guard()), self._start(self._waiter.run())]
+        tasks = [self._start(self._watch()), self._start(self._guard())]
         callbacks = self._start(self._callbacks.run())
         try:
             await self._heartbeats()
@@ -117,9 +110,7 @@ class Engine:
         finally:
             telemetry.forget(self)
             await end([*tasks, callbacks, *self._worker_tasks])
-            for runner in (self._control, self._data, self._events):
-                await runner.close()
-            await self._waiter.close()
+            await self._links.release()
         if self.failure is not None:
             raise self.failure
         if self.session.failure is not None:
@@ -137,6 +128,12 @@ class Engine:
     def stopping(self) -> bool:
         """Whether it has been told to stop."""
         return self._stop_deadline is not None
+
+    @property
+    def links(self) -> Links:
+        """The connections; only while it runs."""
+        assert self._links is not None
+        return self._links
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -179,7 +176,7 @@ class Engine:
         request = self.session.request()
         sent_at = clock()
         try:
-            reply = await self._control.run(commands.heartbeat(self.config.keys, request), retry=False)
+            reply = await self.links.control.run(commands.heartbeat(self.config.keys, request), retry=False)
         except CoordError as error:
             self._count_refusal(error)
             if not self._joined.is_set() and error.word == "GROUP_NOT_FOUND":
@@ -253,14 +250,11 @@ class Engine:
         fence = Fence(held.shard, self.config.member, self.session.nonce, self.session.incarnation, held.token)
         worker = Worker(
             self,
-            self._data,
+            self.links.data,
             self.config.keys,
             fence,
-            self._handler,
+            self.config.work,
             ledger=self._ledgers.setdefault(held.shard, Ledger()),
-            auto_ack=self.config.auto_ack,
-            retry=self.config.retry,
-            prefetch=self.config.prefetch,
             log=self.log,
         )
         if (old := self._workers.get(held.shard)) is not None:
@@ -327,8 +321,52 @@ class Engine:
             self.log.info("drained shard %d", worker.held.shard)
         self._beat_if_urgent()
 
-    async def wait_for_entries(self, shard: int, after: str) -> None:
-        await self._waiter.wait(shard, after)
+    def paused(self, shard: int) -> bool:
+        return self._paused_all or shard in self._paused
+
+    def stuck(self, worker: Worker, entry_ids: list[str]) -> None:
+        telemetry.stuck_handlers.add(1, {**self._attributes, telemetry.SHARD: worker.held.shard})
+        self.log.error(
+            "handler has not returned from entries %s for %s s; giving the shard up",
+            " ".join(entry_ids),
+            self.config.work.max_handler_seconds,
+            shard=worker.held.shard,
+        )
+        self._apply(self.session.surrender(worker.held))
+        self._beat_if_urgent()
+
+    def wait_for_entries(self, shard: int, after: str) -> Awaitable[None]:
+        return self.links.waiter.wait(StreamKeys(self.config.keys.stream).shard(shard).stream, after)
+
+    # --- what the user may ask for ------------------------------------------------------------------------------------
+
+    def pause(self, shards: Iterable[int] | None) -> None:
+        """Hand out nothing more of these shards (all, also later ones, if ``None``), and keep them."""
+        if shards is None:
+            self._paused_all = True
+        else:
+            self._paused |= set(shards)
+
+    def resume(self, shards: Iterable[int] | None) -> None:
+        """Undo `pause`; ``None`` undoes all of it."""
+        if shards is None:
+            self._paused_all, self._paused = False, set()
+        else:
+            self._paused -= set(shards)
+        for worker in self._workers.values():
+            worker.wake()
+
+    async def flush(self) -> None:
+        """Send all acknowledgements that are queued."""
+        for worker in list(self._workers.values()):
+            with contextlib.suppress(FencedError):
+                await worker.flush()
+
+    async def lag(self) -> dict[int, int | None]:
+        """Ask Redis how many entries of each owned shard have not been received; ``None``: it cannot tell."""
+        return {
+            shard: await self.links.data.run(commands.lag(self.config.keys, shard)) for shard in sorted(self.assignment)
+        }
 
     # --- the other tasks ----------------------------------------------------------------------------------------------
 
@@ -340,18 +378,15 @@ class Engine:
         """Wake the heartbeat when an event concerns this member."""
         await self._joined.wait()
         while True:
-            command = commands.wait_for_events(
-                self.config.keys, after=self._last_event, block_seconds=_EVENT_BLOCK_SECONDS
-            )
+            await self.links.waiter.wait(self.config.keys.events, self._last_event)
             try:
-                events = await self._events.run(command, retry=False)
-            except RedisUnavailableError:
-                await asyncio.sleep(0.2)
-                continue
+                events = await self.links.control.run(
+                    commands.events(self.config.keys, after=self._last_event), retry=False
+                )
             except CoordError as error:
                 # The interval still brings every change, only later.
-                self.log.warning("cannot listen to events: %s", error)
-                await asyncio.sleep(self.session.timings.heartbeat_seconds)
+                self.log.info("cannot read events: %s", error)
+                await asyncio.sleep(min(1.0, self.session.timings.heartbeat_seconds))
                 continue
             for event in events:
                 self._last_event = event.id

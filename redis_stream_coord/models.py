@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import attrs
 
@@ -58,7 +59,7 @@ class Held:
     token: int
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, kw_only=True)
 class Message:
     """One entry of a shard.
 
@@ -69,9 +70,13 @@ class Message:
         key: partition key, or ``None`` if the producer gave none.
         fields: the entry's own fields.
         event_id: id given by the producer for duplicate detection, or ``None``.
-        deliveries: how many times it has been handed to a handler, this time included.
+        deliveries: how many times it has been handed to a handler, this time included: tries in place and takeovers
+            after a crash. Entries that were only read ahead do not count.
         token: (group incarnation, grant token) as a pair that only grows for a shard. A store that remembers the
             highest one it saw can refuse late writes of an owner that lost the shard.
+        value: what ``decode`` made of the fields; ``None`` without it.
+        error: what the last try in this process ended with, or ``None``.
+        trace_context: OpenTelemetry context of the producer, if it sent one.
     """
 
     stream: str
@@ -82,13 +87,17 @@ class Message:
     event_id: str | None
     deliveries: int
     token: tuple[int, int]
-    _ack: Callable[[Message], None] = attrs.field(repr=False)
-    _owned: Callable[[Message], bool] = attrs.field(repr=False)
+    value: Any = None
+    error: BaseException | None = None
+    trace_context: Any = attrs.field(default=None, repr=False)
+    _ack: Callable[[str, bool], None] = attrs.field(repr=False)
+    _owned: Callable[[], bool] = attrs.field(repr=False)
+    _nack_delay: float | None = attrs.field(default=None, init=False, repr=False)
 
     @property
     def owned(self) -> bool:
         """Whether this member still owns the shard under the same token, as far as it knows."""
-        return self._owned(self)
+        return self._owned()
 
     def text(self, field: str, encoding: str = "utf-8") -> str:
         """Return a field as text. Raises: `KeyError`, `UnicodeDecodeError`."""
@@ -100,7 +109,35 @@ class Message:
         Raises:
             FencedError: the shard is lost; the entry will be delivered to its new owner.
         """
-        self._ack(self)
+        self._ack(self.id, False)
+
+    def ack_delete(self) -> None:
+        """Acknowledge the entry, and delete it from the stream unless another consumer group has yet to finish it.
+
+        With ``ack="manual"``; with ``"auto"`` it is acknowledged a second time, which does no harm.
+
+        Raises:
+            FencedError: the shard is lost; the entry will be delivered to its new owner.
+        """
+        self._ack(self.id, True)
+
+    def nack(self, *, delay_seconds: float = 0.0) -> None:
+        """From within the handler: do not acknowledge, and hand it out again, in place, after a delay.
+
+        Parameters:
+            delay_seconds: how long later entries of the same lane wait with it.
+        """
+        self._nack_delay = delay_seconds
+
+    @property
+    def was_refused(self) -> bool:
+        """Whether the handler called `nack`."""
+        return self._nack_delay is not None
+
+    def taken_delay(self) -> float | None:
+        """Return the delay given to `nack`, once."""
+        delay, self._nack_delay = self._nack_delay, None
+        return delay
 
 
 @attrs.frozen(kw_only=True)

@@ -88,6 +88,7 @@ class ShardInput(enum.Enum):
     UNFENCED = "unfenced"  # the fence has been lost: claim again
     REVOKE = "revoke"  # the group wants it back
     CANCEL = "cancel"  # the group wants it no longer back
+    SURRENDER = "surrender"  # a handler is stuck: somebody else shall have it
     DRAINED = "drained"  # nothing of it is in a handler, and everything finished is acknowledged
 
 
@@ -99,12 +100,14 @@ SHARD_TRANSITIONS: Mapping[tuple[ShardState, ShardInput], ShardState] = MappingP
         (ShardState.OWNED, ShardInput.CLAIMED): ShardState.OWNED,
         (ShardState.OWNED, ShardInput.UNFENCED): ShardState.CLAIMING,
         (ShardState.OWNED, ShardInput.REVOKE): ShardState.DRAINING,
+        (ShardState.OWNED, ShardInput.SURRENDER): ShardState.UNCLAIMABLE,
         (ShardState.DRAINING, ShardInput.CLAIMED): ShardState.DRAINING,
         (ShardState.DRAINING, ShardInput.REFUSED): ShardState.REVOKED,
         (ShardState.DRAINING, ShardInput.UNFENCED): ShardState.DRAINING,
         (ShardState.DRAINING, ShardInput.REVOKE): ShardState.DRAINING,
         (ShardState.DRAINING, ShardInput.CANCEL): ShardState.CLAIMING,
         (ShardState.DRAINING, ShardInput.DRAINED): ShardState.REVOKED,
+        (ShardState.DRAINING, ShardInput.SURRENDER): ShardState.REVOKED,
         (ShardState.REVOKED, ShardInput.REVOKE): ShardState.REVOKED,
         # Reported under this token, so never read under it again: a copy of the report may still be on the wire, and
         # would free the shard behind our back. The group has to draw a new token.
@@ -146,7 +149,7 @@ Action = Claim | Drain | Lost
 class _Shard:
     held: Held
     state: ShardState = ShardState.CLAIMING
-    fence_token: int = 0  # of the fence that refused the claim
+    fence_token: int = 0  # of the fence that refused the claim; the own token: just another one; 0: not for me
 
 
 class Session:
@@ -325,6 +328,14 @@ class Session:
         """
         shard = self._move_shard(held, ShardInput.UNFENCED)
         return [Claim(held)] if shard is not None and shard.state is ShardState.CLAIMING else []
+
+    def surrender(self, held: Held) -> list[Action]:
+        """A handler is stuck: give the shard up without waiting for it, and to another member if there is one."""
+        shard = self._move_shard(held, ShardInput.SURRENDER)
+        if shard is None:
+            return []
+        shard.fence_token, self.urgent = 0, True
+        return [Lost((held,), "its handler is stuck")]
 
     def drained(self, held: Held) -> None:
         """Nothing of a shard is in a handler any more, and everything finished is acknowledged."""

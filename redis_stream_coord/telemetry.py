@@ -41,7 +41,10 @@ rebalance_duration = _meter.create_histogram(
 invariant_violations = _counter("invariant_violation", "Violations of the protocol's invariants that were seen.")
 state_conflicts = _counter("state_conflict", "Requests refused because the caller was fenced.")
 metadata_regressions = _counter("metadata_regression", "Times stored metadata was older than what had been seen.")
-handled = _counter("handled", "Entries by outcome of the handler: ok, failed, gone (deleted while pending).")
+handled = _counter(
+    "handled", "Entries by outcome of the handler: ok, failed, refused (nack), poison, gone (deleted while pending)."
+)
+stuck_handlers = _counter("handler_stuck", "Times a shard was given up because its handler did not return.")
 acknowledged = _counter("acknowledged", "Entries acknowledged.")
 routing_requests = _counter("producer_routing_request", "Reads of the layout by producers, by status.")
 publishes = _counter("publish", "Entries published, by outcome.")

@@ -1,8 +1,8 @@
-"""Waiting for new entries, with blocking commands that consume nothing.
+"""Waiting until a stream has something new, with blocking commands that consume nothing.
 
-On one server a single connection waits for all idle shards at once. When another shard becomes idle, the wait is
-ended with CLIENT UNBLOCK and begun anew with that shard in it: cancelling it would cost the connection, which would be
-one answer behind. On a Cluster a command cannot name keys of several slots, so each idle shard has a wait of its own.
+On one server a single connection waits for all streams at once. When there is one more to wait for, the wait is ended
+with CLIENT UNBLOCK and begun anew with that one in it: cancelling it would cost the connection, which would be one
+answer behind. On a Cluster a command cannot name keys of several slots, so each stream has a wait of its own there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 
 from . import commands
 from .errors import CoordError, PermissionDeniedError
-from .keys import GroupKeys
 from .runner import AsyncRunner
 from .settings import RedisSettings
 
@@ -19,62 +18,70 @@ _BLOCK_SECONDS = 1.0
 _BLOCK_SECONDS_WITHOUT_UNBLOCK = 0.05
 
 
-class EntryWaiter:
-    """Waits for entries of any number of shards.
+class Waiter:
+    """Waits for any number of streams.
 
     Parameters:
         settings: how to reach Redis.
-        keys: of the group.
-        commands_runner: a runner for commands that do not block.
+        control: a runner for commands that do not block.
     """
 
-    def __init__(self, settings: RedisSettings, keys: GroupKeys, commands_runner: AsyncRunner) -> None:
-        self._keys = keys
+    def __init__(self, settings: RedisSettings, control: AsyncRunner) -> None:
         self._runner = AsyncRunner(settings, block_seconds=_BLOCK_SECONDS)
-        self._commands = commands_runner
-        self._waiting: dict[int, tuple[str, asyncio.Event]] = {}
+        self._control = control
+        self._waiting: dict[str, list[tuple[str, asyncio.Event]]] = {}
         self._filled = asyncio.Event()
-        self._blocked: frozenset[int] | None = None  # shards of the wait under way
+        self._blocked: dict[str, str] | None = None  # the wait under way: stream -> id
         self._connection: int | None = None
         self._can_unblock = True
 
-    async def wait(self, shard: int, after: str) -> None:
-        """Wait until a shard has an entry beyond `after`. May return early."""
+    async def wait(self, stream: str, after: str) -> None:
+        """Wait until the stream at a key has an entry beyond an id. May return early: look, and wait again."""
         if self._runner.is_cluster:
-            await self._block({shard: after})
+            await self._block({stream: after})
             return
-        arrived = asyncio.Event()
-        self._waiting[shard] = (after, arrived)
+        one = (after, asyncio.Event())
+        self._waiting.setdefault(stream, []).append(one)
         self._filled.set()
         try:
             # The wait under way may not have reached Redis yet, and then there is nothing to end: try again.
-            while self._blocked is not None and shard not in self._blocked and not await self._unblock():  # noqa: ASYNC110
+            while self._blocked is not None and not self._covers(stream, after) and not await self._unblock():  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
-            await arrived.wait()
+            await one[1].wait()
         finally:
-            if self._waiting.get(shard) == (after, arrived):
-                del self._waiting[shard]
+            if one in self._waiting.get(stream, []):
+                self._waiting[stream].remove(one)
+            if not self._waiting.get(stream):
+                self._waiting.pop(stream, None)
+
+    def _covers(self, stream: str, after: str) -> bool:
+        """Whether the wait under way ends when that stream gets an entry beyond that id."""
+        return self._blocked is not None and stream in self._blocked and _order(self._blocked[stream]) <= _order(after)
 
     async def run(self) -> None:
-        """Wait for all idle shards of one server together, for ever."""
+        """Wait for all streams of one server together, for ever."""
         while True:
             await self._filled.wait()
             if not self._waiting:
                 self._filled.clear()
                 continue
-            after = {shard: entry_id for shard, (entry_id, _) in self._waiting.items()}
-            for shard in await self._block(after):
-                if shard in self._waiting and self._waiting[shard][0] == after[shard]:
-                    self._waiting.pop(shard)[1].set()
+            # Whoever waits from the lowest id is served first; the others look, and wait again.
+            after = {stream: min((one[0] for one in ones), key=_order) for stream, ones in self._waiting.items()}
+            for stream in await self._block(after):
+                for since, arrived in self._waiting.get(stream, ()):
+                    if _order(since) >= _order(after[stream]):
+                        arrived.set()
+                self._waiting[stream] = [one for one in self._waiting.get(stream, ()) if not one[1].is_set()]
+                if not self._waiting[stream]:
+                    del self._waiting[stream]
 
-    async def _block(self, after: dict[int, str]) -> list[int]:
+    async def _block(self, after: dict[str, str]) -> list[str]:
         seconds = _BLOCK_SECONDS if self._can_unblock else _BLOCK_SECONDS_WITHOUT_UNBLOCK
-        self._blocked = frozenset(after)
+        self._blocked = after
         try:
             if self._connection is None and self._can_unblock and not self._runner.is_cluster:
                 self._connection = await self._runner.run(commands.client_id(), retry=False)
-            wait = commands.wait_for_entries(self._keys, after, block_seconds=seconds)
-            return await self._runner.run(wait, retry=False)
+            return await self._runner.run(commands.wait(after, block_seconds=seconds), retry=False)
         except CoordError as error:
             # Whoever reads meets the same trouble, and reports it. The connection is another one from now on.
             self._connection = None
@@ -92,7 +99,7 @@ class EntryWaiter:
         if self._connection is None:
             return False
         try:
-            return await self._commands.run(commands.unblock(self._connection), retry=False) == 1
+            return await self._control.run(commands.unblock(self._connection), retry=False) == 1
         except PermissionDeniedError:
             self._can_unblock = False
         except CoordError:
@@ -102,3 +109,7 @@ class EntryWaiter:
     async def close(self) -> None:
         """Close the connection."""
         await self._runner.close()
+
+
+def _order(entry_id: str) -> tuple[int, ...]:
+    return tuple(map(int, entry_id.split("-")))

@@ -1,48 +1,60 @@
-"""One shard of one member: claim it, read it, hand its entries to the handler in order, acknowledge them."""
+"""One shard of one member: claim it, read it, hand its entries out in order, acknowledge them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import time
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import attrs
+from opentelemetry import propagate, trace
 
 from . import commands, telemetry
+from .acks import Acks
 from .commands import Entry, Fence
 from .errors import CoordError, FencedError
 from .keys import GroupKeys
+from .lanes import Lane, Lanes
 from .logs import Log
-from .models import EVENT_ID_FIELD, KEY_FIELD, RESERVED_PREFIX, Held, Message
+from .models import RESERVED_PREFIX, Held, Message
+from .policies import Batch, DeadLetter, Poison, Retry, dead_fields
 from .runner import AsyncRunner
 from .tasks import end
 
-# Acknowledgements wait so long for company. What a crash can repeat is what was finished in this time, plus one call.
-ACK_DELAY_SECONDS = 0.01
-ACK_BATCH = 200
-_RESERVED = RESERVED_PREFIX.encode()
 _PAUSE_SECONDS = 1.0  # between tries while the shard's stream is missing
+_RESERVED = RESERVED_PREFIX.encode()
+_TRACE_FIELDS = tuple(RESERVED_PREFIX + name for name in ("traceparent", "tracestate"))
 
 
 @attrs.frozen(kw_only=True)
-class Retry:
-    """Hand a failed entry to its handler again, in place, so that order holds; other shards go on meanwhile.
+class WorkConfig:
+    """How the user wants entries to be handled.
 
-    Parameters:
-        backoff_seconds: before the second try; doubled for each further one, with full jitter.
-        max_backoff_seconds: longest wait.
+    Attributes:
+        handle: takes a list of messages: one, or as many as `batch` allows.
+        batch: set if the handler takes lists.
+        decode: makes `Message.value` of the fields, or ``None``.
+        concurrency: so many partition keys of a shard at the same time.
+        auto_ack: acknowledge when the handler has succeeded.
+        retry, poison: when it has not.
+        poisoned: takes the message that is given up; ``None`` with a `DeadLetter`.
+        max_handler_seconds: give the shard up when a handler takes longer; ``None``: never.
+        prefetch, prefetch_bytes: read no more than that ahead.
     """
 
-    backoff_seconds: float = 0.1
-    max_backoff_seconds: float = 30.0
-
-    def delay(self, failures: int) -> float:
-        """Return seconds to wait after so many failures."""
-        ceiling = min(self.max_backoff_seconds, self.backoff_seconds * 2.0 ** min(failures - 1, 30))
-        return random.uniform(ceiling / 2, ceiling)  # noqa: S311 - jitter, not a secret
+    handle: Callable[[list[Message]], Awaitable[None]]
+    batch: Batch | None
+    decode: Callable[[dict[str, bytes]], Any] | None
+    concurrency: int
+    auto_ack: bool
+    retry: Retry
+    poison: Poison | DeadLetter | None
+    poisoned: Callable[[Message], Awaitable[None]] | None
+    max_handler_seconds: float | None
+    prefetch: int
+    prefetch_bytes: int
 
 
 @attrs.define
@@ -64,12 +76,14 @@ class Owner(Protocol):
 
     def owns(self, held: Held) -> bool: ...
     def reads(self, held: Held) -> bool: ...
+    def paused(self, shard: int) -> bool: ...
     def claimed(self, worker: Worker) -> Awaitable[None]: ...
     def claim_refused(self, worker: Worker, error: CoordError) -> None: ...
     def unfenced(self, worker: Worker) -> None: ...
+    def stuck(self, worker: Worker, entry_ids: list[str]) -> None: ...
     def draining(self, worker: Worker) -> Awaitable[None]: ...
     def drained(self, worker: Worker) -> None: ...
-    async def wait_for_entries(self, shard: int, after: str) -> None: ...
+    def wait_for_entries(self, shard: int, after: str) -> Awaitable[None]: ...
 
 
 class Worker:
@@ -80,11 +94,8 @@ class Worker:
         runner: for claim, read and acknowledge.
         keys: of the group.
         fence: the session and token to work under.
-        handler: takes one entry; its exceptions mean failure.
+        config: what the user chose.
         ledger: of this shard, shared with earlier and later workers of the process.
-        auto_ack: acknowledge an entry when its handler has succeeded.
-        retry: what to do when it has not.
-        prefetch: at most so many entries are read at once.
         log: of the consumer.
     """
 
@@ -94,54 +105,72 @@ class Worker:
         runner: AsyncRunner,
         keys: GroupKeys,
         fence: Fence,
-        handler: Callable[[Message], Awaitable[None]],
+        config: WorkConfig,
         *,
         ledger: Ledger,
-        auto_ack: bool,
-        retry: Retry,
-        prefetch: int,
         log: Log,
     ) -> None:
         self.fence = fence
         self.held = Held(fence.shard, fence.token)
-        self.received = 0  # entries received and not acknowledged
         self.last_progress = time.monotonic()
         self._owner = owner
         self._runner = runner
         self._keys = keys
-        self._handler = handler
+        self._config = config
         self._ledger = ledger
-        self._auto_ack = auto_ack
-        self._retry = retry
-        self._prefetch = prefetch
         self._log = log
+        self._acks = Acks(runner, keys, fence, lambda: owner.owns(self.held), ledger.finished, log)
+        self._lanes = Lanes(by_key=config.concurrency > 1)
         self._stopping = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        self._acks: list[str] = []
-        self._flushing = asyncio.Lock()
-        self._flush_timer: asyncio.TimerHandle | None = None
-        self._flushes: set[asyncio.Task[None]] = set()
+        self._woken = asyncio.Event()
+        self._slots: set[asyncio.Task[None]] = set()
+        self._arrival: asyncio.Task[None] | None = None
         self._after = "0-0"
         self._caught_up = False
+        self._in_hand = 0
+
+    @property
+    def received(self) -> int:
+        """Entries that were received and are not acknowledged."""
+        return self._lanes.count + self._in_hand + self._acks.queued
 
     def stop(self) -> None:
-        """Hand out nothing more. The entry in the handler goes on."""
+        """Hand out nothing more. What is in a handler goes on."""
         self._stopping.set()
+        self._woken.set()
+
+    def wake(self) -> None:
+        """Look again whether there is something to do: a pause has ended."""
+        self._woken.set()
+
+    async def flush(self) -> None:
+        """Send the acknowledgements that are queued. Raises: `FencedError`: none of them counted."""
+        await self._acks.flush()
 
     async def run(self) -> None:
-        """Work until told to stop or fenced; then wait for the handler, acknowledge, and say that it is drained."""
+        """Work until told to stop or fenced; then wait for the handlers, acknowledge, and say that it is drained."""
         try:
-            if await self._claim():
-                await self._owner.claimed(self)
-                while self._reading():
-                    await self._read_and_handle()
+            try:
+                if await self._claim():
+                    await self._owner.claimed(self)
+                    await self._work()
+            finally:
+                if self._arrival is not None:
+                    await end([self._arrival])
+            await self._quiet()
         except FencedError:
+            await self._quiet()
             self._owner.unfenced(self)
             return
+        except asyncio.CancelledError:
+            await end(self._slots)
+            raise
         await self._owner.draining(self)
         with contextlib.suppress(FencedError):
             await self.flush()
         self._owner.drained(self)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
 
     def _reading(self) -> bool:
         return not self._stopping.is_set() and self._owner.reads(self.held)
@@ -161,9 +190,45 @@ class Worker:
                 return True
         return False
 
-    async def _read_and_handle(self) -> None:
+    async def _work(self) -> None:
+        more = True
+        while self._reading():
+            self._woken.clear()
+            paused = self._owner.paused(self.fence.shard)
+            if not paused:
+                if more and self._room():
+                    more = await self._read()
+                while len(self._slots) < self._config.concurrency and self._lanes.ready > len(self._slots):
+                    self._start_slot()
+                if more and self._room():
+                    continue
+            if self._arrival is not None and self._arrival.done():
+                self._arrival, more = None, True
+                continue
+            for slot in [slot for slot in self._slots if slot.done()]:
+                self._slots.discard(slot)
+                slot.result()
+            await self._woken.wait()
+
+    def _room(self) -> int:
+        """How many entries may be read now: half of the room has to be free, so that reads are worth their while."""
+        config = self._config
+        if self._arrival is not None or self._lanes.count > config.prefetch // 2:
+            return 0
+        if self._lanes.bytes > config.prefetch_bytes // 2:
+            return 0
+        return config.prefetch - self._lanes.count
+
+    async def _read(self) -> bool:
+        """Read once. Returns whether there may be more to read at once."""
+        command = commands.read(
+            self._keys,
+            self.fence,
+            after=self._after,
+            count=self._room(),
+            max_bytes=self._config.prefetch_bytes - self._lanes.bytes,
+        )
         try:
-            command = commands.read(self._keys, self.fence, after=self._after, count=self._prefetch)
             page = await self._runner.run(command)
         except FencedError:
             raise
@@ -171,7 +236,7 @@ class Worker:
             # Said once per second and shard, not at every try: the data may be gone for good.
             self._log.warning("cannot read: %s", error, shard=self.fence.shard)
             await self._pause(_PAUSE_SECONDS)
-            return
+            return True
         if page.recreated_at is not None:
             self._log.warning(
                 "the consumer group had vanished from the stream; made anew at %s",
@@ -181,162 +246,212 @@ class Worker:
         for entry_id in page.gone:
             telemetry.handled.add(1, {telemetry.OUTCOME: "gone"})
             self._log.error("entry %s was deleted or trimmed before it was handled", entry_id, shard=self.fence.shard)
-        if page.entries:
-            self._after = page.entries[-1].id
-        if page.gone and (not page.entries or _order(page.gone[-1]) > _order(self._after)):
-            self._after = page.gone[-1]
-        self.received += len(page.entries)
+        self._after = page.last or self._after
+        for entry in page.entries:
+            self._lanes.add(entry)
         if page.caught_up and not self._caught_up:
             # What is pending no more needs no remembering.
             self._caught_up = True
-            self._ledger.finished.intersection_update([*self._acks, *(entry.id for entry in page.entries)])
-        for position, entry in enumerate(page.entries):
-            if not self._reading():
-                self.received -= len(page.entries) - position
-                return
-            await self._handle(entry)
-        if page.wait_after is not None and self._reading():
-            await self._or_stopped(self._owner.wait_for_entries(self.fence.shard, page.wait_after))
+            self._ledger.finished.intersection_update([*self._acks.ids, *(entry.id for entry in page.entries)])
+        if page.wait_after is None:
+            return True
+        waiting = self._owner.wait_for_entries(self.fence.shard, page.wait_after)
+        self._arrival = asyncio.ensure_future(_awaited(waiting))
+        self._arrival.add_done_callback(lambda _: self._woken.set())
+        return False
 
-    async def _handle(self, entry: Entry) -> None:
-        while entry.id in self._ledger.busy:
-            # The handler of an earlier worker still runs.
-            await self._pause(0.01)
-            if not self._reading():
-                return
-        if entry.id in self._ledger.finished:
-            self.queue_ack(entry.id)
-            return
-        message = self._message(entry)
-        failures = 0
-        while self._reading():
-            self._ledger.busy.add(entry.id)
+    # --- handing out --------------------------------------------------------------------------------------------------
+
+    def _start_slot(self) -> None:
+        slot = asyncio.get_running_loop().create_task(self._slot())
+        self._slots.add(slot)
+        slot.add_done_callback(lambda _: self._woken.set())
+
+    def _handing_out(self) -> bool:
+        return self._reading() and not self._owner.paused(self.fence.shard)
+
+    async def _slot(self) -> None:
+        """Hand out one lane after another, until none is ready."""
+        while self._handing_out() and (lane := self._lanes.take()) is not None:
             try:
-                await self._handler(message)
-            except Exception as error:  # noqa: BLE001 - whatever the application raises means "not handled"
-                failures += 1
-                telemetry.handled.add(1, {telemetry.OUTCOME: "failed"})
-                self._log.error(
-                    "handler failed on entry %s (delivery %d, failure %d): %r",
-                    entry.id,
-                    entry.deliveries,
-                    failures,
-                    error,
-                    shard=self.fence.shard,
-                    exc_info=error,
-                )
-            else:
-                telemetry.handled.add(1, {telemetry.OUTCOME: "ok"})
-                self.last_progress = time.monotonic()
-                if self._auto_ack:
-                    self.queue_ack(entry.id)
-                return
+                entries = await self._gather(lane)
+                if entries:
+                    self._in_hand += len(entries)
+                    try:
+                        await self._handle(entries)
+                    finally:
+                        self._in_hand -= len(entries)
             finally:
-                self._ledger.busy.discard(entry.id)
-            await self._pause(self._retry.delay(failures))
+                self._lanes.give_back(lane)
+            if self._arrival is None and self._room():
+                self._woken.set()
+
+    async def _gather(self, lane: Lane) -> list[Entry]:
+        """Take what goes to the handler in one call."""
+        batch = self._config.batch
+        if batch is None:
+            return self._lanes.pop(lane, 1)
+        deadline = time.monotonic() + batch.within_seconds
+        while len(lane.entries) < batch.max_size and (left := deadline - time.monotonic()) > 0 and self._handing_out():
+            self._woken.set()
+            await self._pause(min(left, 0.005))
+        return self._lanes.pop(lane, batch.max_size) if self._handing_out() else []
+
+    async def _handle(self, entries: list[Entry]) -> None:
+        ready = []
+        since = time.monotonic()
+        for entry in entries:
+            while entry.id in self._ledger.busy:
+                # The handler of an earlier worker still runs.
+                await self._pause(0.01)
+                if not self._reading():
+                    return
+                limit = self._config.max_handler_seconds
+                if limit is not None and time.monotonic() - since > limit:
+                    self._owner.stuck(self, [entry.id])
+            if entry.id in self._ledger.finished:
+                self._acks.add(entry.id)
+            else:
+                ready.append(entry)
+        messages = [self._message(entry) for entry in ready]
+        if len(messages) > 1:
+            if not self._reading() or await self._attempt(messages):
+                return
+            # One of them is bad. One by one, the others get through.
+            await self._pause(self._config.retry.delay(1))
+        for message, entry in zip(messages, ready, strict=True):
+            await self._until_handled(message, entry)
+
+    async def _until_handled(self, message: Message, entry: Entry) -> None:
+        poison, failures = self._config.poison, 0
+        if poison is not None and entry.deliveries > poison.after_deliveries and await self._give_up(message, entry):
+            return
+        while self._reading():
+            if await self._attempt([message]):
+                return
+            failures += 1
+            if isinstance(poison, Poison):
+                hopeless = poison.applies(message.deliveries, message.error)
+            else:
+                hopeless = poison is not None and (
+                    message.deliveries >= poison.after_deliveries or isinstance(message.error, poison.at_once)
+                )
+            if hopeless and await self._give_up(message, entry):
+                return
+            message.deliveries += 1
+            await self._note_failure(message)
+            delay = message.taken_delay()
+            await self._pause(self._config.retry.delay(failures) if delay is None else delay)
+
+    async def _attempt(self, messages: list[Message]) -> bool:
+        """Call the handler once. Returns whether it succeeded; acknowledges if so."""
+        ids = [message.id for message in messages]
+        self._ledger.busy.update(ids)
+        watchdog: asyncio.TimerHandle | None = None
+        if self._config.max_handler_seconds is not None:
+            loop = asyncio.get_running_loop()
+            watchdog = loop.call_later(self._config.max_handler_seconds, self._owner.stuck, self, ids)
+        try:
+            for message in messages:
+                if self._config.decode is not None:
+                    message.value = self._config.decode(dict(message.fields))
+            if len(messages) == 1 and (context := messages[0].trace_context) is not None:
+                with telemetry.tracer.start_as_current_span(
+                    f"{self._keys.stream} process", context=context, kind=trace.SpanKind.CONSUMER
+                ):
+                    await self._config.handle(messages)
+            else:
+                await self._config.handle(messages)
+            refused = [message for message in messages if message.was_refused]
+            if refused:
+                telemetry.handled.add(1, {telemetry.OUTCOME: "refused"})
+                return False
+        except Exception as error:  # noqa: BLE001 - whatever the application raises means "not handled"
+            telemetry.handled.add(len(messages), {telemetry.OUTCOME: "failed"})
+            for message in messages:
+                message.error = error
+            self._log.error(
+                "handler failed on entries %s (delivery %d): %r",
+                " ".join(ids),
+                messages[0].deliveries,
+                error,
+                shard=self.fence.shard,
+                exc_info=error,
+            )
+            return False
+        finally:
+            if watchdog is not None:
+                watchdog.cancel()
+            self._ledger.busy.difference_update(ids)
+        telemetry.handled.add(len(messages), {telemetry.OUTCOME: "ok"})
+        self.last_progress = time.monotonic()
+        if self._config.auto_ack:
+            for entry_id in ids:
+                self._acks.add(entry_id)
+        return True
+
+    async def _give_up(self, message: Message, entry: Entry) -> bool:
+        """Hand a poison entry to the application, or move it to the dead letters. Returns whether that succeeded."""
+        poison = self._config.poison
+        try:
+            if isinstance(poison, DeadLetter):
+                fields = dead_fields(message, self._keys.group, list(entry.fields))
+                await self._runner.run(commands.append_to(poison.stream, fields))
+            elif self._config.poisoned is not None:
+                await self._config.poisoned(message)
+        except Exception as error:  # noqa: BLE001 - the application's, or Redis is away: the entry is tried again
+            self._log.error("could not give up entry %s: %r", message.id, error, shard=self.fence.shard, exc_info=error)
+            return False
+        telemetry.handled.add(1, {telemetry.OUTCOME: "poison"})
+        self._log.warning(
+            "gave up entry %s after %d deliveries: %r",
+            message.id,
+            message.deliveries,
+            message.error,
+            shard=self.fence.shard,
+        )
+        self._acks.add(message.id)
+        return True
+
+    async def _note_failure(self, message: Message) -> None:
+        """Write the delivery count down, so that it outlives this process. At worst one count is lost."""
+        with contextlib.suppress(CoordError):
+            await self._runner.run(commands.note_deliveries(self._keys, self.fence, message.id, message.deliveries))
 
     def _message(self, entry: Entry) -> Message:
         flat = entry.fields
-        key: bytes | None = None
-        event_id: str | None = None
         fields: dict[str, bytes] = {}
+        carrier: dict[str, str] = {}
         for name, value in zip(flat[::2], flat[1::2], strict=True):
             if not name.startswith(_RESERVED):
                 fields[name.decode("utf-8", "surrogateescape")] = value
-            elif name == KEY_FIELD:
-                key = value
-            elif name == EVENT_ID_FIELD:
-                event_id = value.decode("utf-8", "replace")
+            elif (text := name.decode("ascii", "replace")) in _TRACE_FIELDS:
+                carrier[text.removeprefix(RESERVED_PREFIX)] = value.decode("ascii", "replace")
         return Message(
             stream=self._keys.stream,
             shard=self.fence.shard,
             id=entry.id,
-            key=key,
+            key=entry.key,
             fields=fields,
-            event_id=event_id,
+            event_id=entry.event_id,
             deliveries=entry.deliveries,
             token=(self.fence.incarnation, self.fence.token),
-            ack=self._ack_message,
-            owned=lambda _message: self._owner.owns(self.held),
+            trace_context=propagate.extract(carrier) if carrier else None,
+            ack=self._acks.add_from_anywhere,
+            owned=lambda: self._owner.owns(self.held),
         )
 
-    # --- acknowledgements ---------------------------------------------------------------------------------------------
-
-    def _ack_message(self, message: Message) -> None:
-        if not self._owner.owns(self.held):
-            raise FencedError(
-                f"entry {message.id} cannot be acknowledged: the shard is lost",
-                stream=message.stream,
-                group=self._keys.group,
-                member=self.fence.member,
-                shard=message.shard,
-                hint="Another member owns it by now, and the entry is delivered there.",
-            )
-        # From whatever thread. It is queued before the handler's return is noticed, so a drain still sends it.
-        self._loop.call_soon_threadsafe(self.queue_ack, message.id)
-
-    def queue_ack(self, entry_id: str) -> None:
-        """Note an acknowledgement; it is sent soon, together with others. On the event loop only."""
-        self._ledger.finished.add(entry_id)
-        self._acks.append(entry_id)
-        if len(self._acks) >= ACK_BATCH:
-            self._flush_soon()
-        elif self._flush_timer is None:
-            self._flush_timer = self._loop.call_later(ACK_DELAY_SECONDS, self._flush_soon)
-
-    def _flush_soon(self) -> None:
-        if self._flush_timer is not None:
-            self._flush_timer.cancel()
-            self._flush_timer = None
-        if not self._flushing.locked():
-            task = self._loop.create_task(self._flush_in_background())
-            self._flushes.add(task)
-            task.add_done_callback(self._flushes.discard)
-
-    async def _flush_in_background(self) -> None:
-        try:
-            await self.flush()
-        except FencedError:
-            # The reading side meets the same fence, and reports it.
-            self._log.info("acknowledgement refused: fenced", shard=self.fence.shard)
-        except CoordError as error:
-            self._log.warning("acknowledgement not sent yet: %s", error, shard=self.fence.shard)
-
-    async def flush(self) -> None:
-        """Send what is queued. Gives up when the shard is lost: its entries are delivered to the new owner.
-
-        Raises:
-            FencedError: nothing of it was acknowledged.
-        """
-        async with self._flushing:
-            while self._acks and self._owner.owns(self.held):
-                batch = self._acks[:ACK_BATCH]
-                try:
-                    await self._runner.run(commands.ack(self._keys, self.fence, batch))
-                except CoordError as error:
-                    if not error.retriable:
-                        raise
-                    await asyncio.sleep(0.05)
-                    continue
-                del self._acks[: len(batch)]
-                self._ledger.finished.difference_update(batch)
-                self.received = max(0, self.received - len(batch))
-                telemetry.acknowledged.add(len(batch))
-
     # --- waiting ------------------------------------------------------------------------------------------------------
+
+    async def _quiet(self) -> None:
+        """Wait until nothing is in a handler."""
+        if self._slots:
+            await asyncio.wait(self._slots)
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), seconds)
 
-    async def _or_stopped(self, waiting: Awaitable[None]) -> None:
-        """Wait, but not beyond being told to stop."""
-        tasks = [asyncio.ensure_future(waiting), asyncio.ensure_future(self._stopping.wait())]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await end(tasks)
 
-
-def _order(entry_id: str) -> tuple[int, ...]:
-    return tuple(map(int, entry_id.split("-")))
+async def _awaited(waiting: Awaitable[None]) -> None:
+    await waiting

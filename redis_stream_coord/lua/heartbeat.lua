@@ -61,6 +61,7 @@ if me.weight ~= arg.weight then
 end
 if arg.leaving == 1 then membership.leave(g, log, me, now) end
 for index, token in pairs(revoked) do rebalance.revoked(g, log, me, index, token, now) end
+if #arg.refused > 0 then group.complete(g) end
 for i = 1, #arg.refused, 3 do
   membership.claim_refused(g, log, me, tonumber(arg.refused[i]), tonumber(arg.refused[i + 1]),
     tonumber(arg.refused[i + 2]), now)

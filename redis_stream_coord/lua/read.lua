@@ -10,14 +10,15 @@
 -- @arg incarnation integer
 -- @arg token integer
 -- @arg nonce string
--- @arg after string    last id received under this claim; 0-0: none
--- @arg count integer   at most so many entries
--- @returns OK, 1 if nothing is pending beyond these, id to wait beyond or '', position if the group was made anew or '',
---   ids of pending entries that exist no more, then id, deliveries, fields of each entry
+-- @arg after string        last id received under this claim; 0-0: none
+-- @arg count integer       at most so many entries
+-- @arg max_bytes integer   and so many bytes, unless the first alone has more
+-- @returns OK, highest id seen or '', 1 if nothing is pending beyond it, id to wait beyond or '', position if the group
+--   was made anew or '', ids of pending entries that exist no more, then id, deliveries, fields of each entry
 -- @error STREAM_MISSING
 local stored = fence.check(key.fence, arg)
 if redis.call('EXISTS', key.stream) == 0 then refuse('STREAM_MISSING', key.stream) end
-local recreated, gone, entries, deliveries = '', {}, {}, {}
+local recreated, gone, entries, deliveries, last, bytes = '', {}, {}, {}, '', 0
 local page = redis.pcall('XPENDING', key.stream, arg.group, '(' .. arg.after, '+', arg.count)
 if page.err and string.find(page.err, 'NOGROUP', 1, true) then
   -- At 0 everything would come again, at $ entries would be lost.
@@ -27,36 +28,57 @@ elseif page.err then
   return page
 end
 
-if #page > 0 then
-  local claim = { 'XCLAIM', key.stream, arg.group, arg.member, 0 }
-  for _, row in ipairs(page) do claim[#claim + 1] = row[1] end
-  -- JUSTID leaves the delivery counts alone: most of these were only prefetched and never handed to a handler.
+-- Is there room for one more entry? The first one always has: it could never be read otherwise.
+local function fits(entry)
+  local size = 0
+  for _, value in ipairs(entry[2]) do size = size + #value end
+  if #entries > 0 and bytes + size > arg.max_bytes then return false end
+  bytes = bytes + size
+  return true
+end
+
+local full, claim = false, { 'XCLAIM', key.stream, arg.group, arg.member, 0 }
+for i, row in ipairs(page) do
+  local entry = redis.call('XRANGE', key.stream, row[1], row[1])[1]
+  if entry and not fits(entry) then
+    full = true
+    break
+  end
+  last, claim[#claim + 1] = row[1], row[1]
+  if entry then
+    -- The first one was in a handler, if any: the previous owner handled its shard in order. The others were only
+    -- read ahead, and that is no delivery.
+    local count = row[4] + (i == 1 and arg.after == '0-0' and 1 or 0)
+    entries[#entries + 1], deliveries[#entries + 1] = entry, count
+  else
+    redis.call('XACK', key.stream, arg.group, row[1])
+    gone[#gone + 1] = row[1]
+  end
+end
+if #claim > 5 then
+  -- JUSTID leaves the delivery counts alone.
   claim[#claim + 1] = 'JUSTID'
   redis.call(unpack(claim))
-  if arg.after == '0-0' then
-    -- The first one was, if any: the previous owner handled its shard in order.
-    page[1][4] = page[1][4] + 1
-    redis.call('XCLAIM', key.stream, arg.group, arg.member, 0, page[1][1], 'RETRYCOUNT', page[1][4], 'JUSTID')
-  end
-  for _, row in ipairs(page) do
-    local entry = redis.call('XRANGE', key.stream, row[1], row[1])[1]
-    if entry then
-      entries[#entries + 1], deliveries[#entries + 1] = entry, row[4]
-    else
-      redis.call('XACK', key.stream, arg.group, row[1])
-      gone[#gone + 1] = row[1]
-    end
+  if entries[1] and arg.after == '0-0' and entries[1][1] == page[1][1] then
+    redis.call('XCLAIM', key.stream, arg.group, arg.member, 0, page[1][1], 'RETRYCOUNT', deliveries[1], 'JUSTID')
   end
 end
 
-local caught_up, wait_after = #page < arg.count, ''
+local caught_up, wait_after = not full and #page < arg.count, ''
 if caught_up then
-  local new = redis.call('XREADGROUP', 'GROUP', arg.group, arg.member, 'COUNT', arg.count - #page, 'STREAMS',
-    key.stream, '>')
-  for _, entry in ipairs(new and new[1] and new[1][2] or {}) do
-    entries[#entries + 1], deliveries[#entries + 1] = entry, 1
+  -- Look before reading: what has been read is pending, and could not be put back.
+  local delivered, room = position.last_delivered(key.stream, arg.group), 0
+  for _, entry in ipairs(redis.call('XRANGE', key.stream, '(' .. delivered, '+', 'COUNT', arg.count - #page)) do
+    if not fits(entry) then break end
+    entries[#entries + 1], deliveries[#entries + 1], room = entry, 1, room + 1
   end
-  if #entries + #gone < arg.count then wait_after = position.last_delivered(key.stream, arg.group) end
+  if room > 0 then
+    redis.call('XREADGROUP', 'GROUP', arg.group, arg.member, 'COUNT', room, 'STREAMS', key.stream, '>')
+    last = entries[#entries][1]
+  end
+  if room + #page < arg.count and redis.call('XRANGE', key.stream, '(' .. (room > 0 and last or delivered), '+', 'COUNT', 1)[1] == nil then
+    wait_after = room > 0 and last or delivered
+  end
   -- Deleting a consumer throws its pending entries away, so only those without any; checked right here.
   for _, info in ipairs(arg.after == '0-0' and redis.call('XINFO', 'CONSUMERS', key.stream, arg.group) or {}) do
     local consumer = {}
@@ -67,7 +89,7 @@ if caught_up then
   end
 end
 
-local reply = { 'OK', caught_up and 1 or 0, wait_after, recreated, gone }
+local reply = { 'OK', last, caught_up and 1 or 0, wait_after, recreated, gone }
 for i, entry in ipairs(entries) do
   reply[#reply + 1] = entry[1]
   reply[#reply + 1] = deliveries[i]

@@ -86,15 +86,46 @@ local function leave(g, log, m, now)
   for _, index in ipairs(order) do rebalance.revoke(g, log, group.shard(g, index), now) end
 end
 
+-- Choose who gets a shard whose holder has a stuck handler: the active member with the fewest shards, other than the
+-- holder. To stay balanced it gives one of its own in exchange if it had as many. Needs the complete group.
+local function reassign(g, log, m, s, now)
+  local counts, heir = {}, nil
+  for _, other in pairs(g.shards) do
+    if other.target then counts[other.target] = (counts[other.target] or 0) + 1 end
+  end
+  for id, other in pairs(g.members) do
+    if other and id ~= m.id and other.state == 'active' then
+      local count, least = counts[id] or 0, heir and (counts[heir] or 0)
+      if not heir or count < least or (count == least and id < heir) then heir = id end
+    end
+  end
+  if not heir then return end
+  g.group_epoch = g.group_epoch + 1
+  rebalance.aim(g, log, s, heir, now)
+  if (counts[heir] or 0) >= (counts[m.id] or 0) then
+    for _, index in ipairs(g.order) do
+      local other = g.shards[index]
+      if other.target == heir and index ~= s.index then
+        rebalance.aim(g, log, other, m.id, now)
+        break
+      end
+    end
+  end
+  g.assignment_epoch = g.group_epoch
+end
+
 -- The member cannot use a grant. Either the shard's fence is ahead of it: the counter was lost in a failover. It jumps
 -- ahead, and the shard is granted anew one lease later, when the fence's holder has noticed or expired. Or the member
--- has reported this very token as drained (`fence_token` is the token itself), and only needs another one.
+-- has reported this very token as drained (`fence_token` is the token itself), and only needs another one. Or its handler
+-- is stuck (`fence_token` is 0): somebody else shall have the shard, or itself one lease later if it is alone.
 local function claim_refused(g, log, m, index, token, fence_token, now)
   if m.assigned[index] ~= token then return end
   local s = group.shard(g, index)
   g.grant_counter = math.max(g.grant_counter, fence_token)
+  if fence_token == 0 then reassign(g, log, m, s, now) end
+  local alone = fence_token == 0 and s.target == m.id
   if s.target == m.id then m.pending[index] = true end
-  rebalance.free(g, s, fence_token > token and now + g.lease_ms or 0)
+  rebalance.free(g, s, (alone or fence_token > token) and now + g.lease_ms or 0)
   rebalance.changed(log, m)
   rebalance.note(log, 'claim_refused', { 'shard', int(index), 'member', m.id, 'token', int(token), 'fence_token',
     int(fence_token) })

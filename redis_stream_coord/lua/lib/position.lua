@@ -30,4 +30,29 @@ local function of(stream, group)
   return last_delivered(stream, group)
 end
 
-return { before = before, last_delivered = last_delivered, of = of }
+-- Compare ids as numbers: by length first, then digit by digit, because sequence numbers exceed 2^53.
+local function less(a, b)
+  local a_ms, a_seq = string.match(a, '^(%d+)-(%d+)$')
+  local b_ms, b_seq = string.match(b, '^(%d+)-(%d+)$')
+  local function compare(x, y)
+    if #x ~= #y then return #x < #y and -1 or 1 end
+    return x == y and 0 or (x < y and -1 or 1)
+  end
+  local by_ms = compare(a_ms, b_ms)
+  if by_ms ~= 0 then return by_ms < 0 end
+  return compare(a_seq, b_seq) < 0
+end
+
+-- The position of the group that is furthest behind, whoever registered it: everything up to it is acknowledged by all.
+local function needed_from(stream)
+  local lowest
+  for _, info in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    local fields = {}
+    for i = 1, #info, 2 do fields[info[i]] = info[i + 1] end
+    local position = of(stream, fields['name'])
+    if not lowest or less(position, lowest) then lowest = position end
+  end
+  return lowest
+end
+
+return { before = before, last_delivered = last_delivered, of = of, less = less, needed_from = needed_from }

@@ -65,6 +65,20 @@ local function keep(log, s, m)
   note(log, 'revoke_cancelled', { 'shard', int(s.index), 'member', m.id, 'token', int(s.token) })
 end
 
+-- Change the target of one shard, and set its holder on the way there. Needs the complete group.
+local function aim(g, log, s, id, now)
+  local before = s.target and g.members[s.target]
+  if before then before.pending[s.index], before.dirty = nil, true end
+  s.target, s.dirty = id, true
+  local m = g.members[id]
+  if s.holder ~= id then m.pending[s.index], m.dirty = true, true end
+  if s.state == 'assigned' and s.holder ~= id then
+    revoke(g, log, s, now)
+  elseif s.state == 'revoking' and s.holder == id then
+    keep(log, s, m)
+  end
+end
+
 -- A holder reported that it drained a shard. Shard and token have to match what it was asked to give up: a delayed
 -- duplicate must not free a shard that came back.
 local function revoked(g, log, m, index, token, now)
@@ -154,5 +168,5 @@ local function housekeep(g, log, held_leases, now)
   end
 end
 
-return { journal = journal, note = note, changed = changed, free = free, grant = grant,
+return { journal = journal, note = note, changed = changed, aim = aim, free = free, grant = grant,
   grant_pending = grant_pending, revoke = revoke, revoked = revoked, remove = remove, housekeep = housekeep }

@@ -1,0 +1,130 @@
+"""What a consumer does with an entry beyond handing it to its handler once: batches, retries, poison, dead letters."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from .errors import ConfigError
+from .models import Message
+
+# Marks an entry of a dead-letter stream with where it came from and why.
+DEAD_PREFIX = "rsc-dead-"
+
+
+@attrs.frozen(kw_only=True)
+class Retry:
+    """Hand a failed entry to its handler again, in place, so that order holds; other shards go on meanwhile.
+
+    Parameters:
+        backoff_seconds: before the second try; doubled for each further one, with jitter.
+        max_backoff_seconds: longest wait.
+
+    Raises:
+        ConfigError: negative, or the wrong way round.
+    """
+
+    backoff_seconds: float = 0.1
+    max_backoff_seconds: float = 30.0
+
+    def __attrs_post_init__(self) -> None:
+        if not 0 <= self.backoff_seconds <= self.max_backoff_seconds:
+            raise ConfigError(f"backoff_seconds={self.backoff_seconds} must be between 0 and max_backoff_seconds")
+
+    def delay(self, failures: int) -> float:
+        """Return seconds to wait after so many failures in a row."""
+        ceiling = min(self.max_backoff_seconds, self.backoff_seconds * 2.0 ** min(failures - 1, 30))
+        return random.uniform(ceiling / 2, ceiling)  # noqa: S311 - jitter, not a secret
+
+
+@attrs.frozen
+class Batch:
+    """A handler that takes a list of entries of one shard. It succeeds or fails as a whole.
+
+    After a failure its entries come one by one, so that a bad one is found and the others get through.
+
+    Parameters:
+        handler: takes a list of `Message`, in order; a plain function for `Consumer`, a coroutine function for
+            `AsyncConsumer`.
+        max_size: at most so many entries.
+        within_seconds: how long a batch that is not full waits for more.
+
+    Raises:
+        ConfigError: not positive.
+    """
+
+    handler: Callable[[list[Message]], Any]
+    max_size: int = attrs.field(default=100, kw_only=True)
+    within_seconds: float = attrs.field(default=0.1, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        if self.max_size < 1 or self.within_seconds < 0:
+            raise ConfigError(f"max_size={self.max_size} and within_seconds={self.within_seconds} must be positive")
+
+
+@attrs.frozen
+class Poison:
+    """What to do with an entry that cannot be handled. The application decides; without this it is tried for ever.
+
+    Parameters:
+        handler: takes the `Message`; ``message.error`` is why, ``None`` if every earlier owner died on it. When it
+            returns, the entry is acknowledged; when it raises, the entry is tried again.
+        after_deliveries: so many deliveries are enough; tries in place and takeovers both count.
+        at_once: exception types that no further try will mend.
+
+    Raises:
+        ConfigError: `after_deliveries` is not positive.
+    """
+
+    handler: Callable[[Message], Any]
+    after_deliveries: int = attrs.field(kw_only=True)
+    at_once: tuple[type[Exception], ...] = attrs.field(default=(), kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        _check_after(self.after_deliveries)
+
+    def applies(self, deliveries: int, error: BaseException | None) -> bool:
+        """Return whether an entry is given up, after so many deliveries, the last of which ended with `error`."""
+        return deliveries >= self.after_deliveries or isinstance(error, self.at_once)
+
+
+@attrs.frozen
+class DeadLetter:
+    """A ready-made `Poison`: appends the entry to another stream, then acknowledges it.
+
+    A crash between the two writes repeats the first: an entry may stand there twice, and is never lost. It keeps its
+    fields, and gets ``rsc-dead-stream``, ``-shard``, ``-id``, ``-group``, ``-deliveries`` and ``-reason``.
+
+    Parameters:
+        stream: key of a plain Redis stream.
+        after_deliveries, at_once: see `Poison`.
+    """
+
+    stream: str
+    after_deliveries: int = attrs.field(kw_only=True)
+    at_once: tuple[type[Exception], ...] = attrs.field(default=(), kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        _check_after(self.after_deliveries)
+
+
+def _check_after(after_deliveries: int) -> None:
+    if after_deliveries < 1:
+        raise ConfigError(f"after_deliveries={after_deliveries} must be positive")
+
+
+def dead_fields(message: Message, group: str, raw: list[bytes]) -> list[str | bytes]:
+    """Return the fields of a dead-letter entry: those of the original, then where it came from and why."""
+    reason = "no handler survived it" if message.error is None else repr(message.error)
+    origin = {
+        "stream": message.stream,
+        "shard": str(message.shard),
+        "id": message.id,
+        "group": group,
+        "deliveries": str(message.deliveries),
+        "reason": reason,
+    }
+    return [*raw, *(part for name, value in origin.items() for part in (DEAD_PREFIX + name, value))]
