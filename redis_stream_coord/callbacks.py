@@ -16,6 +16,9 @@ _Callback = Callable[[Shards], Awaitable[None]]
 class Callbacks:
     """Calls ``on_assigned``, ``on_revoked`` and ``on_lost``. Shards that wait for the same call share one.
 
+    For each shard they take turns: assigned, then revoked or lost. A shard that went before it was announced, or came
+    back before it was given up, is not mentioned.
+
     Parameters:
         on_assigned, on_revoked, on_lost: coroutine functions, or ``None``.
         failed: is given the exception that one of them raised.
@@ -34,6 +37,7 @@ class Callbacks:
             "lost": on_lost,
         }
         self._failed = failed
+        self._announced: set[int] = set()
         self._queue: list[tuple[Kind, set[int], asyncio.Event]] = []
         self._filled = asyncio.Event()
         self._idle = asyncio.Event()
@@ -41,15 +45,22 @@ class Callbacks:
 
     async def assigned(self, shard: int) -> None:
         """Wait until ``on_assigned`` has returned for a shard."""
-        await self._add("assigned", {shard}).wait()
+        if shard not in self._announced:
+            self._announced.add(shard)
+            await self._add("assigned", {shard}).wait()
 
     async def revoked(self, shard: int) -> None:
         """Wait until ``on_revoked`` has returned for a shard."""
-        await self._add("revoked", {shard}).wait()
+        if shard in self._announced:
+            self._announced.remove(shard)
+            await self._add("revoked", {shard}).wait()
 
     def lost(self, shards: Shards) -> None:
         """Have ``on_lost`` called; does not wait."""
-        self._add("lost", set(shards))
+        known = self._announced & shards
+        self._announced -= known
+        if known:
+            self._add("lost", known)
 
     def _add(self, kind: Kind, shards: set[int]) -> asyncio.Event:
         if self._functions[kind] is None:

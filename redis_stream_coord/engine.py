@@ -308,7 +308,8 @@ class Engine:
 
     async def draining(self, worker: Worker) -> None:
         """The handler is done, and nothing is acknowledged yet that a callback may still want to add to."""
-        if self.session.owns(worker.held, clock()):
+        # A later worker of the same token means that the shard came back meanwhile: it is not given up.
+        if self._workers.get(worker.held.shard) is worker and self.session.owns(worker.held, clock()):
             await self._callbacks.revoked(worker.held.shard)
 
     def drained(self, worker: Worker) -> None:
