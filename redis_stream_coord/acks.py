@@ -26,7 +26,7 @@ class Acks:
         keys: of the group.
         fence: in whose name.
         owns: whether the shard is still owned under that token.
-        finished: ids that are finished and not acknowledged, shared by all workers of the shard in this process.
+        acknowledged: is told the ids that were sent.
         log: of the consumer.
     """
 
@@ -36,7 +36,7 @@ class Acks:
         keys: GroupKeys,
         fence: Fence,
         owns: Callable[[], bool],
-        finished: set[str],
+        acknowledged: Callable[[list[str]], None],
         log: Log,
     ) -> None:
         self._queue: list[str] = []
@@ -45,7 +45,7 @@ class Acks:
         self._keys = keys
         self._fence = fence
         self._owns = owns
-        self._finished = finished
+        self._acknowledged = acknowledged
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._sending = asyncio.Lock()
@@ -83,7 +83,6 @@ class Acks:
 
     def add(self, entry_id: str, delete: bool = False) -> None:
         """Queue one; it is sent soon, together with others. On the event loop only."""
-        self._finished.add(entry_id)
         self._queue.append(entry_id)
         if delete:
             self._deletes.add(entry_id)
@@ -132,6 +131,6 @@ class Acks:
                     await asyncio.sleep(_AGAIN_SECONDS)
                     continue
                 del self._queue[: len(batch)]
-                self._finished.difference_update(batch)
+                self._acknowledged(batch)
                 self._deletes.difference_update(batch)
                 telemetry.acknowledged.add(len(batch))

@@ -336,7 +336,7 @@ class Engine:
         self._apply(self.session.surrender(worker.held))
         self._beat_if_urgent()
 
-    def wait_for_entries(self, shard: int, after: str) -> Awaitable[None]:
+    def wait_for_entries(self, shard: int, after: str) -> Coroutine[Any, Any, None]:
         return self.links.waiter.wait(StreamKeys(self.config.keys.stream).shard(shard).stream, after)
 
     # --- what the user may ask for ------------------------------------------------------------------------------------

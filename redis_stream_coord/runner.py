@@ -354,7 +354,9 @@ class AsyncRunner:
     async def _once(self, command: Command[T]) -> T:
         try:
             if self.is_cluster:
-                answer = await self._send(await self._connected(), command)
+                async with self._lock:
+                    client = await self._connected()
+                answer = await self._send(client, command)
             else:
                 async with self._lock:
                     answer = await self._send(await self._connected(), command)
@@ -368,9 +370,10 @@ class AsyncRunner:
 
     async def _connected(self) -> Any:
         if self._client is None:
-            self._client = _make(self.settings, _Async, self._timeout_seconds)
+            client = _make(self.settings, _Async, self._timeout_seconds)
             if self.is_cluster:
-                await self._client.initialize()
+                await client.initialize()
+            self._client = client
         return self._client
 
     async def _send(self, client: Any, command: Command[Any]) -> Any:

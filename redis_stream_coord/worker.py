@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
 import attrs
@@ -65,10 +65,12 @@ class Ledger:
     Attributes:
         busy: ids that are in a handler.
         finished: ids that are finished, and not acknowledged yet.
+        late: ids that a worker acknowledged after its successor had begun: the successor may have read them before.
     """
 
     busy: set[str] = attrs.field(factory=set)
     finished: set[str] = attrs.field(factory=set)
+    late: set[str] = attrs.field(factory=set)
 
 
 class Owner(Protocol):
@@ -83,7 +85,7 @@ class Owner(Protocol):
     def stuck(self, worker: Worker, entry_ids: list[str]) -> None: ...
     def draining(self, worker: Worker) -> Awaitable[None]: ...
     def drained(self, worker: Worker) -> None: ...
-    def wait_for_entries(self, shard: int, after: str) -> Awaitable[None]: ...
+    def wait_for_entries(self, shard: int, after: str) -> Coroutine[Any, Any, None]: ...
 
 
 class Worker:
@@ -119,7 +121,7 @@ class Worker:
         self._config = config
         self._ledger = ledger
         self._log = log
-        self._acks = Acks(runner, keys, fence, lambda: owner.owns(self.held), ledger.finished, log)
+        self._acks = Acks(runner, keys, fence, lambda: owner.owns(self.held), self._acknowledged, log)
         self._lanes = Lanes(by_key=config.concurrency > 1)
         self._stopping = asyncio.Event()
         self._woken = asyncio.Event()
@@ -221,6 +223,8 @@ class Worker:
 
     async def _read(self) -> bool:
         """Read once. Returns whether there may be more to read at once."""
+        if self._caught_up and not self._lanes.count and not self._in_hand:
+            self._ledger.late.clear()
         command = commands.read(
             self._keys,
             self.fence,
@@ -256,7 +260,7 @@ class Worker:
         if page.wait_after is None:
             return True
         waiting = self._owner.wait_for_entries(self.fence.shard, page.wait_after)
-        self._arrival = asyncio.ensure_future(_awaited(waiting))
+        self._arrival = asyncio.get_running_loop().create_task(waiting)
         self._arrival.add_done_callback(lambda _: self._woken.set())
         return False
 
@@ -310,8 +314,8 @@ class Worker:
                 if limit is not None and time.monotonic() - since > limit:
                     self._owner.stuck(self, [entry.id])
             if entry.id in self._ledger.finished:
-                self._acks.add(entry.id)
-            else:
+                self._acknowledge(entry.id)
+            elif entry.id not in self._ledger.late:
                 ready.append(entry)
         messages = [self._message(entry) for entry in ready]
         if len(messages) > 1:
@@ -387,7 +391,7 @@ class Worker:
         self.last_progress = time.monotonic()
         if self._config.auto_ack:
             for entry_id in ids:
-                self._acks.add(entry_id)
+                self._acknowledge(entry_id)
         return True
 
     async def _give_up(self, message: Message, entry: Entry) -> bool:
@@ -410,8 +414,17 @@ class Worker:
             message.error,
             shard=self.fence.shard,
         )
-        self._acks.add(message.id)
+        self._acknowledge(message.id)
         return True
+
+    def _acknowledge(self, entry_id: str, delete: bool = False) -> None:
+        self._ledger.finished.add(entry_id)
+        self._acks.add(entry_id, delete)
+
+    def _acknowledged(self, ids: list[str]) -> None:
+        self._ledger.finished.difference_update(ids)
+        if self._stopping.is_set():
+            self._ledger.late.update(ids)
 
     async def _note_failure(self, message: Message) -> None:
         """Write the delivery count down, so that it outlives this process. At worst one count is lost."""
@@ -451,7 +464,3 @@ class Worker:
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), seconds)
-
-
-async def _awaited(waiting: Awaitable[None]) -> None:
-    await waiting

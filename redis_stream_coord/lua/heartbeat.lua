@@ -56,7 +56,7 @@ end
 
 leases.renew(live, g, me.id, now)
 local overdue = live.away or live.differs or #live.expired > 0 or now >= g.next_due_ms
-if me.weight ~= arg.weight then
+if me.weight ~= arg.weight and me.state == 'active' then
   me.weight, me.dirty, g.group_epoch = arg.weight, true, g.group_epoch + 1
 end
 if arg.leaving == 1 then membership.leave(g, log, me, now) end

@@ -19,7 +19,7 @@
 local stored = fence.check(key.fence, arg)
 if redis.call('EXISTS', key.stream) == 0 then refuse('STREAM_MISSING', key.stream) end
 local recreated, gone, entries, deliveries, last, bytes = '', {}, {}, {}, '', 0
-local page = redis.pcall('XPENDING', key.stream, arg.group, '(' .. arg.after, '+', arg.count)
+local page = redis.pcall('XPENDING', key.stream, arg.group, '(' .. arg.after, '+', arg.count + 1)
 if page.err and string.find(page.err, 'NOGROUP', 1, true) then
   -- At 0 everything would come again, at $ entries would be lost.
   redis.call('XGROUP', 'CREATE', key.stream, arg.group, stored.position)
@@ -27,6 +27,8 @@ if page.err and string.find(page.err, 'NOGROUP', 1, true) then
 elseif page.err then
   return page
 end
+local caught_up = #page <= arg.count
+if not caught_up then page[#page] = nil end
 
 -- Is there room for one more entry? The first one always has: it could never be read otherwise.
 local function fits(entry)
@@ -37,11 +39,11 @@ local function fits(entry)
   return true
 end
 
-local full, claim = false, { 'XCLAIM', key.stream, arg.group, arg.member, 0 }
+local claim = { 'XCLAIM', key.stream, arg.group, arg.member, 0 }
 for i, row in ipairs(page) do
   local entry = redis.call('XRANGE', key.stream, row[1], row[1])[1]
   if entry and not fits(entry) then
-    full = true
+    caught_up = false
     break
   end
   last, claim[#claim + 1] = row[1], row[1]
@@ -64,23 +66,24 @@ if #claim > 5 then
   end
 end
 
-local caught_up, wait_after = not full and #page < arg.count, ''
+local wait_after = ''
 if caught_up then
   -- Look before reading: what has been read is pending, and could not be put back.
   local delivered, room = position.last_delivered(key.stream, arg.group), 0
-  for _, entry in ipairs(redis.call('XRANGE', key.stream, '(' .. delivered, '+', 'COUNT', arg.count - #page)) do
-    if not fits(entry) then break end
-    entries[#entries + 1], deliveries[#entries + 1], room = entry, 1, room + 1
+  local new = redis.call('XRANGE', key.stream, '(' .. delivered, '+', 'COUNT', arg.count - #page + 1)
+  for i = 1, math.min(#new, arg.count - #page) do
+    if not fits(new[i]) then break end
+    entries[#entries + 1], deliveries[#entries + 1], room = new[i], 1, i
   end
   if room > 0 then
     redis.call('XREADGROUP', 'GROUP', arg.group, arg.member, 'COUNT', room, 'STREAMS', key.stream, '>')
-    last = entries[#entries][1]
+    last, delivered = new[room][1], new[room][1]
   end
-  if room + #page < arg.count and redis.call('XRANGE', key.stream, '(' .. (room > 0 and last or delivered), '+', 'COUNT', 1)[1] == nil then
-    wait_after = room > 0 and last or delivered
-  end
-  -- Deleting a consumer throws its pending entries away, so only those without any; checked right here.
-  for _, info in ipairs(arg.after == '0-0' and redis.call('XINFO', 'CONSUMERS', key.stream, arg.group) or {}) do
+  if room == #new then wait_after = delivered end
+  -- Deleting a consumer throws its pending entries away, so only those without any; checked right here, at the end of
+  -- a takeover.
+  local took_over = arg.after == '0-0' or #page > 0
+  for _, info in ipairs(took_over and redis.call('XINFO', 'CONSUMERS', key.stream, arg.group) or {}) do
     local consumer = {}
     for i = 1, #info, 2 do consumer[info[i]] = info[i + 1] end
     if consumer['name'] ~= arg.member and consumer['pending'] == 0 then
