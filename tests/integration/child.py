@@ -1,0 +1,66 @@
+"""A consumer in a process of its own, so that a test can suspend and kill it.
+
+Run as ``python -m tests.integration.child`` with its options as one JSON object. It appends what happens to it to a
+file, one JSON object per line: `kind` is assigned, revoked, lost, began, finished, refused or ended.
+
+Options beside those of the consumer: `notes`: that file; `hold`: while this file exists, handlers wait; `manual`: let
+the handler acknowledge; `handler_seconds`: how long it takes at least.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from redis_stream_coord import Consumer, CoordError, FencedError, Message, RedisSettings
+
+
+def main(given: dict[str, Any]) -> None:
+    notes = os.open(given["notes"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    hold = Path(given["hold"])
+    manual = given.get("manual", False)
+
+    def note(kind: str, **fields: Any) -> None:
+        # One write, so that a line is never half there.
+        os.write(notes, (json.dumps({"kind": kind, "at": time.monotonic(), **fields}) + "\n").encode())
+
+    def handle(message: Message) -> None:
+        fields = {"shard": message.shard, "id": message.id, "token": message.token[1]}
+        note("began", **fields)
+        time.sleep(given.get("handler_seconds", 0.0))
+        while hold.exists():
+            time.sleep(0.002)
+        if manual:
+            try:
+                message.ack()
+            except FencedError:
+                note("refused", **fields)
+                return
+        note("finished", owned=message.owned, **fields)
+
+    consumer = Consumer(
+        given["stream"],
+        group=given["group"],
+        redis=RedisSettings(given["url"], timeout_seconds=1.0),
+        member=given["member"],
+        handler=handle,
+        ack="manual" if manual else "auto",
+        shutdown_seconds=5.0,
+        on_assigned=lambda shards: note("assigned", shards=sorted(shards)),
+        on_revoked=lambda shards: note("revoked", shards=sorted(shards)),
+        on_lost=lambda shards: note("lost", shards=sorted(shards)),
+    )
+    try:
+        consumer.run()
+    except CoordError as error:
+        note("ended", error=type(error).__name__)
+        raise SystemExit(3) from error
+    note("ended", error=None)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
