@@ -62,14 +62,8 @@ class Acks:
         """Ids that wait to be sent."""
         return list(self._queue)
 
-    def add_from_anywhere(self, entry_id: str, delete: bool) -> None:
-        """Queue one from whatever thread.
-
-        It is queued before the return of the handler that calls this is noticed, so a drain still sends it.
-
-        Raises:
-            FencedError: the shard is lost.
-        """
+    def check(self, entry_id: str) -> None:
+        """Raise `FencedError` if an entry cannot be acknowledged any more."""
         if not self._owns():
             raise FencedError(
                 f"entry {entry_id} cannot be acknowledged: the shard is lost",
@@ -79,7 +73,6 @@ class Acks:
                 shard=self._fence.shard,
                 hint="Another member owns it by now, and the entry is delivered there.",
             )
-        self._loop.call_soon_threadsafe(self.add, entry_id, delete)
 
     def add(self, entry_id: str, delete: bool = False) -> None:
         """Queue one; it is sent soon, together with others. On the event loop only."""

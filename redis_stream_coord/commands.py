@@ -290,7 +290,7 @@ def claim(keys: GroupKeys, fence: Fence) -> Command[str]:
     )
 
 
-def read(keys: GroupKeys, fence: Fence, *, after: str, count: int, max_bytes: int) -> Command[Page]:
+def read(keys: GroupKeys, fence: Fence, *, after: str, count: int, max_bytes: int = 16 << 20) -> Command[Page]:
     """Read up to `count` entries beyond `after`, the last id received under this claim.
 
     The entries together have at most `max_bytes`, unless the first alone has more.

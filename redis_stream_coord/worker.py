@@ -123,6 +123,7 @@ class Worker:
         self._log = log
         self._acks = Acks(runner, keys, fence, lambda: owner.owns(self.held), self._acknowledged, log)
         self._lanes = Lanes(by_key=config.concurrency > 1)
+        self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         self._woken = asyncio.Event()
         self._slots: set[asyncio.Task[None]] = set()
@@ -260,14 +261,14 @@ class Worker:
         if page.wait_after is None:
             return True
         waiting = self._owner.wait_for_entries(self.fence.shard, page.wait_after)
-        self._arrival = asyncio.get_running_loop().create_task(waiting)
+        self._arrival = self._loop.create_task(waiting)
         self._arrival.add_done_callback(lambda _: self._woken.set())
         return False
 
     # --- handing out --------------------------------------------------------------------------------------------------
 
     def _start_slot(self) -> None:
-        slot = asyncio.get_running_loop().create_task(self._slot())
+        slot = self._loop.create_task(self._slot())
         self._slots.add(slot)
         slot.add_done_callback(lambda _: self._woken.set())
 
@@ -353,8 +354,7 @@ class Worker:
         self._ledger.busy.update(ids)
         watchdog: asyncio.TimerHandle | None = None
         if self._config.max_handler_seconds is not None:
-            loop = asyncio.get_running_loop()
-            watchdog = loop.call_later(self._config.max_handler_seconds, self._owner.stuck, self, ids)
+            watchdog = self._loop.call_later(self._config.max_handler_seconds, self._owner.stuck, self, ids)
         try:
             for message in messages:
                 if self._config.decode is not None:
@@ -417,6 +417,11 @@ class Worker:
         self._acknowledge(message.id)
         return True
 
+    def _acknowledge_from_anywhere(self, entry_id: str, delete: bool) -> None:
+        self._acks.check(entry_id)
+        # It is queued before the return of the handler that calls this is noticed, so a drain still sends it.
+        self._loop.call_soon_threadsafe(self._acknowledge, entry_id, delete)
+
     def _acknowledge(self, entry_id: str, delete: bool = False) -> None:
         self._ledger.finished.add(entry_id)
         self._acks.add(entry_id, delete)
@@ -450,7 +455,7 @@ class Worker:
             deliveries=entry.deliveries,
             token=(self.fence.incarnation, self.fence.token),
             trace_context=propagate.extract(carrier) if carrier else None,
-            ack=self._acks.add_from_anywhere,
+            ack=self._acknowledge_from_anywhere,
             owned=lambda: self._owner.owns(self.held),
         )
 
