@@ -34,9 +34,9 @@ membership.check_incarnation(g, arg.incarnation)
 local owned, revoked = group.parse_held(arg.owned), group.parse_held(arg.revoked)
 local live, log = leases.look(key.leases, g, now), rebalance.journal()
 
-local me, wrong
+local me, wrong, joined
 if arg.epoch == 0 then
-  me = membership.join(g, log, arg, now)
+  me, joined = membership.join(g, log, arg, now)
 else
   me, wrong = membership.check_session(g, arg, owned)
 end
@@ -76,9 +76,9 @@ if overdue or g.group_epoch > g.assignment_epoch then
 end
 
 local unchanged = arg.epoch == me.epoch and not me.changed and not next(me.revoking) and arg.owned == me.listed
-if me.changed and (arg.epoch == me.epoch or arg.epoch == 0) then
-  -- At epoch - 1 the last reply was lost: no further step before the member has seen this one.
-  if arg.epoch > 0 then me.epoch = me.epoch + 1 end
+if me.changed and (arg.epoch == me.epoch or joined) then
+  -- At epoch - 1 the last reply was lost, and a repeated join may be a late copy: one step at a time.
+  if not joined then me.epoch = me.epoch + 1 end
   me.changed, me.dirty = false, true
 end
 group.save(g)

@@ -53,13 +53,16 @@ local function replace(g, log, m, now)
     rebalance.free(g, s)
     rebalance.grant(g, log, s, now)
   end
+  -- What was held back until the old session had drained.
+  rebalance.grant_pending(g, log, m, now)
 end
 
 -- Begin a session. The same join again gives the same session: its first reply may have been lost. A join that names
 -- no session cannot replace a living one: it may have been delayed on the wire.
+-- Returns: the member; whether its session begins here.
 local function join(g, log, arg, now)
   local m = group.member(g, arg.member)
-  if m and m.nonce == arg.nonce then return m end
+  if m and m.nonce == arg.nonce then return m, false end
   if m and m.nonce ~= arg.replaces then refuse('SESSION_EXISTS', m.nonce) end
   if m then
     replace(g, log, m, now)
@@ -72,7 +75,7 @@ local function join(g, log, arg, now)
   end
   -- Above every version so far, so that a rejoin never reuses an epoch.
   m.nonce, m.epoch, m.joined_ms, m.state, m.dirty = arg.nonce, g.version + 1, now, 'active', true
-  return m
+  return m, true
 end
 
 -- A member says good-bye: it drains everything it has, and is gone when nothing is left.
