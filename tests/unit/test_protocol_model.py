@@ -1,0 +1,165 @@
+"""The real scripts and real sessions under random schedules of faults, judged from outside after every step.
+
+Two phases: whatever goes wrong, the invariants hold; and when nothing goes wrong any more, every shard is read, by the
+member that it is meant for, within the promised time. More schedules: `REDIS_STREAM_COORD_SCHEDULES=5000`.
+
+Below them, word for word, what such schedules have found.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+import attrs
+import pytest
+
+from redis_stream_coord import commands
+from redis_stream_coord.commands import HeartbeatReply, HeartbeatRequest, Holdings
+from redis_stream_coord.errors import CoordError
+from redis_stream_coord.models import Held, Timings
+from tests.unit.fake import FakeGroup, fake_group
+from tests.unit.world import World
+
+SCHEDULES = int(os.environ.get("REDIS_STREAM_COORD_SCHEDULES", "70"))
+STEPS = int(os.environ.get("REDIS_STREAM_COORD_STEPS", "60"))
+_TIMINGS = Timings(heartbeat_seconds=3, lease_seconds=15, rebalance_seconds=20)
+
+
+def run(seed: int) -> None:
+    """Run one schedule; on failure show what happened."""
+    rng = random.Random(seed)
+    with fake_group(shards=rng.randint(1, 5), timings=_TIMINGS) as group:
+        world = World(group, rng)
+        try:
+            world.run(rng.randint(STEPS // 2, STEPS * 3 // 2))
+            world.heal()
+        except BaseException:
+            print(f"schedule {seed}:", *world.trace[-60:], sep="\n")
+            raise
+
+
+def test_random_schedules(seed: int) -> None:
+    for number in range(SCHEDULES):
+        run(seed + number)
+
+
+# --- what they have found -------------------------------------------------------------------------------------------
+
+
+class Peer:
+    """Speaks for one session word by word, where a real one would know better."""
+
+    def __init__(self, group: FakeGroup, member: str, nonce: str, weight: float = 1.0) -> None:
+        self.group = group
+        self.next = HeartbeatRequest(
+            member=member,
+            nonce=nonce,
+            epoch=0,
+            incarnation=0,
+            version=0,
+            assignment_epoch=0,
+            weight=weight,
+            replaces=None,
+            leaving=False,
+            owned=[],
+            revoked=[],
+            refused=[],
+        )
+
+    def send(self, request: HeartbeatRequest) -> HeartbeatReply:
+        return self.group.run(commands.heartbeat(self.group.keys, request))
+
+    def beat(self, **changes: object) -> HeartbeatReply:
+        """Send the next heartbeat, and own from then on what the answer assigns."""
+        reply = self.send(attrs.evolve(self.next, **changes))
+        self.next = attrs.evolve(
+            self.next,
+            epoch=reply.epoch,
+            incarnation=reply.incarnation,
+            version=reply.version,
+            assignment_epoch=reply.assignment_epoch,
+        )
+        if reply.holdings is not None:
+            holdings = {**reply.holdings.assigned, **reply.holdings.revoking}
+            self.next = attrs.evolve(self.next, owned=[Held(*pair) for pair in sorted(holdings.items())])
+        return reply
+
+    def drain(self) -> HeartbeatReply:
+        """Report everything as drained that is to be given up."""
+        revoking = self.group.view().members[self.next.member].revoking
+        owned = [held for held in self.next.owned if held.shard not in revoking]
+        self.next = attrs.evolve(self.next, owned=owned)
+        return self.beat(revoked=[Held(*pair) for pair in revoking.items()])
+
+
+@pytest.fixture
+def group() -> Iterator[FakeGroup]:
+    with fake_group(shards=4, timings=_TIMINGS) as group:
+        yield group
+
+
+def test_a_restart_gets_what_waited_for_the_drain_of_its_predecessor(group: FakeGroup) -> None:
+    """It stayed free until the deadline of the drain that the restart had ended."""
+    peers = {name: Peer(group, name, name) for name in "abc"}
+    peers["a"].beat()
+    peers["b"].beat()
+    peers["a"].beat()
+    peers["a"].drain()
+    peers["b"].beat()
+    peers["c"].beat()
+    drainer, other = sorted("ab", key=lambda name: not group.view().members[name].revoking)
+    peers[drainer].beat()
+    # The other one leaves: some of its shards go to the drainer, as soon as that has drained.
+    peers[other].beat(leaving=True)
+    peers[other].next = attrs.evolve(peers[other].next, leaving=True)
+    peers[other].drain()
+    assert [s.state for s in group.view().shards.values() if s.target == drainer and s.holder is None] == ["free"]
+    assert group.view().members[drainer].revoking
+
+    restarted = Peer(group, drainer, "z")
+    restarted.beat(replaces=drainer)
+    view = group.view()
+    assert view.owners == {index: shard.target for index, shard in view.shards.items()}
+
+
+def test_a_late_copy_of_a_join_does_not_swallow_a_change(group: FakeGroup) -> None:
+    """The member learned nothing of a revoke that was cancelled, and drained a shard for nothing."""
+    a, b = Peer(group, "a", "a"), Peer(group, "b", "b")
+    join = a.next
+    a.beat()
+    b.beat()
+    assert a.beat().status == "REVOKE_PENDING"
+    b.beat(leaving=True)  # never got anything: gone at once, and everything is `a`'s again
+    a.send(join)
+    answer = a.beat()
+    assert answer.holdings == Holdings(assigned={0: 1, 1: 2, 2: 3, 3: 4}, revoking={}, pending=frozenset())
+
+
+def test_a_leaving_member_changes_nothing_by_its_weight(group: FakeGroup) -> None:
+    a = Peer(group, "a", "a")
+    a.beat()
+    a.beat(leaving=True)
+    before = group.view()
+    a.beat(leaving=True, weight=2.0)
+    assert group.view().group_epoch == before.group_epoch
+
+
+@pytest.mark.parametrize("word", ["UNKNOWN_MEMBER_ID", "FENCED_MEMBER_EPOCH"])
+def test_a_session_that_was_fenced_and_began_anew_by_a_late_copy_of_its_join_is_still_over(
+    group: FakeGroup, word: str
+) -> None:
+    a, b = Peer(group, "a", "a"), Peer(group, "b", "b")
+    join = a.next
+    a.beat()
+    b.beat()
+    a.beat()
+    for _ in range(3):
+        group.clock.advance(7)
+        b.beat()
+    if word == "FENCED_MEMBER_EPOCH":
+        a.send(join)
+    with pytest.raises(CoordError) as refused:
+        a.beat()
+    assert refused.value.word == word
