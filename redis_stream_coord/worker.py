@@ -343,10 +343,11 @@ class Worker:
                 )
             if hopeless and await self._give_up(message, entry):
                 return
-            message.deliveries += 1
-            await self._note_failure(message)
             delay = message.taken_delay()
             await self._pause(self._config.retry.delay(failures) if delay is None else delay)
+            if self._reading():
+                message.deliveries += 1
+                await self._note_deliveries(message)
 
     async def _attempt(self, messages: list[Message]) -> bool:
         """Call the handler once. Returns whether it succeeded; acknowledges if so."""
@@ -431,7 +432,7 @@ class Worker:
         if self._stopping.is_set():
             self._ledger.late.update(ids)
 
-    async def _note_failure(self, message: Message) -> None:
+    async def _note_deliveries(self, message: Message) -> None:
         """Write the delivery count down, so that it outlives this process. At worst one count is lost."""
         with contextlib.suppress(CoordError):
             await self._runner.run(commands.note_deliveries(self._keys, self.fence, message.id, message.deliveries))
