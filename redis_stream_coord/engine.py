@@ -248,13 +248,15 @@ class Engine:
 
     def _claim(self, held: Held) -> None:
         fence = Fence(held.shard, self.config.member, self.session.nonce, self.session.incarnation, held.token)
+        ledger = self._ledgers.setdefault(held.shard, Ledger())
+        ledger.enter(self.session.incarnation)
         worker = Worker(
             self,
             self.links.data,
             self.config.keys,
             fence,
             self.config.work,
-            ledger=self._ledgers.setdefault(held.shard, Ledger()),
+            ledger=ledger,
             log=self.log,
         )
         if (old := self._workers.get(held.shard)) is not None:

@@ -73,6 +73,14 @@ class Ledger:
     busy: set[str] = attrs.field(factory=set)
     finished: set[str] = attrs.field(factory=set)
     late: set[str] = attrs.field(factory=set)
+    incarnation: int = 0
+
+    def enter(self, incarnation: int) -> None:
+        """Begin a lifecycle of the group: what was finished in another one may be asked for again."""
+        if incarnation != self.incarnation:
+            self.incarnation = incarnation
+            self.finished.clear()
+            self.late.clear()
 
 
 class Owner(Protocol):
@@ -315,9 +323,9 @@ class Worker:
                 limit = self._config.max_handler_seconds
                 if limit is not None and time.monotonic() - since > limit:
                     self._owner.stuck(self, [entry.id])
-            if entry.id in self._ledger.finished:
+            if entry.id in self._ledger.finished or entry.id in self._ledger.late:
                 self._acknowledge(entry.id)
-            elif entry.id not in self._ledger.late:
+            else:
                 ready.append(entry)
         messages = [self._message(entry) for entry in ready]
         if len(messages) > 1:
