@@ -25,13 +25,10 @@ from .options import Ack, Decode, Options
 from .policies import Batch, DeadLetter, Poison, Retry
 from .settings import RedisSettings
 from .threads import DaemonThreads
+from .worker import Withdrawn
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _Offer = tuple[Message, "asyncio.Future[None]"]
-
-
-class _LeftLoop(Exception):  # noqa: N818 - never raised to a user
-    """The loop over a consumer's messages was left before this message was finished."""
 
 
 class AsyncConsumer:
@@ -178,6 +175,9 @@ class AsyncConsumer:
         """Begin to stop, and return at once."""
         if self._engine is not None:
             self._engine.stop(hold=hold)
+            # What the loop has not taken: nobody may ever ask for it.
+            while not self._offers.empty():
+                _finish(self._offers.get_nowait()[1], Withdrawn())
 
     async def wait(self, timeout_seconds: float | None = None) -> bool:
         """Wait until it has stopped.
@@ -217,19 +217,20 @@ class AsyncConsumer:
             await self.start()
         assert self._task is not None
         done: asyncio.Future[None] | None = None
+        getting: asyncio.Future[_Offer] | None = None
         try:
             while True:
                 getting = asyncio.ensure_future(self._offers.get())
                 await asyncio.wait([getting, self._task], return_when=asyncio.FIRST_COMPLETED)
                 if not getting.done():
-                    getting.cancel()
                     break
                 message, done = getting.result()
                 yield message
                 _finish(done, None)
         finally:
-            if done is not None:
-                _finish(done, _LeftLoop())
+            if getting is not None and not getting.cancel():
+                # The one in the loop's body, or one that came as this task was cancelled.
+                _finish(getting.result()[1], Withdrawn())
             if began_here:
                 self.request_stop()
         await self.wait()
@@ -477,7 +478,16 @@ class Consumer:
 
     def request_stop(self, *, hold: bool = False) -> None:
         """Begin to stop, and return at once. May be called from a handler or a signal handler."""
-        self._soon(lambda engine: engine.stop(hold=hold))
+
+        def stop(engine: Engine) -> None:
+            engine.stop(hold=hold)
+            # What the loop has not taken: nobody may ever ask for it.
+            while not self._over.is_set() and not self._offers.empty():
+                with contextlib.suppress(queue.Empty):
+                    if (offer := self._offers.get_nowait()) is not None:
+                        _finish(offer[1], Withdrawn())
+
+        self._soon(stop)
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """Wait until it has stopped; see `AsyncConsumer.wait`.
@@ -527,7 +537,7 @@ class Consumer:
                 self._finish(done, None)
         finally:
             if done is not None:
-                self._finish(done, _LeftLoop())
+                self._finish(done, Withdrawn())
             if began_here:
                 self.request_stop()
         self.wait()

@@ -30,6 +30,10 @@ _RESERVED = RESERVED_PREFIX.encode()
 _TRACE_FIELDS = tuple(RESERVED_PREFIX + name for name in ("traceparent", "tracestate"))
 
 
+class Withdrawn(Exception):  # noqa: N818 - never raised to a user
+    """A message went back before anybody had finished it; that is no failure."""
+
+
 @attrs.frozen(kw_only=True)
 class WorkConfig:
     """How the user wants entries to be handled.
@@ -341,8 +345,11 @@ class Worker:
         if poison is not None and entry.deliveries > poison.after_deliveries and await self._give_up(message, entry):
             return
         while self._reading():
-            if await self._attempt([message]):
-                return
+            try:
+                if await self._attempt([message]):
+                    return
+            except Withdrawn:
+                continue
             failures += 1
             if isinstance(poison, Poison):
                 hopeless = poison.applies(message.deliveries, message.error)
@@ -359,7 +366,7 @@ class Worker:
                 await self._note_deliveries(message)
 
     async def _attempt(self, messages: list[Message]) -> bool:
-        """Call the handler once. Returns whether it succeeded; acknowledges if so."""
+        """Call the handler once. Returns whether it succeeded; acknowledges if so. Raises: `Withdrawn`."""
         ids = [message.id for message in messages]
         self._ledger.busy.update(ids)
         watchdog: asyncio.TimerHandle | None = None
@@ -380,6 +387,8 @@ class Worker:
             if refused:
                 telemetry.handled.add(1, {telemetry.OUTCOME: "refused"})
                 return False
+        except Withdrawn:
+            raise
         except Exception as error:  # noqa: BLE001 - whatever the application raises means "not handled"
             telemetry.handled.add(len(messages), {telemetry.OUTCOME: "failed"})
             for message in messages:
