@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 
@@ -203,10 +204,8 @@ class World:
             self.judge.heartbeat(late, fresh=False)
 
     def _claim_late(self, fence: Fence) -> None:
-        try:
+        with contextlib.suppress(FencedError):
             self.judge.claim(fence)
-        except FencedError:
-            pass
 
     def claim(self) -> None:
         process = self._pick(lambda p: p.claims)
@@ -227,7 +226,6 @@ class World:
         try:
             self.judge.claim(fence)
         except FencedError as error:
-            assert error.word == "FENCED"
             process.apply(process.session.claim_refused(held, fence_token=int(error.detail.split()[1])))
         else:
             process.session.claimed(held)
