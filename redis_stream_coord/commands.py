@@ -362,8 +362,13 @@ def ack(keys: GroupKeys, fence: Fence, ids: Sequence[str], *, delete: bool = Fal
     )
 
 
-def note_deliveries(keys: GroupKeys, fence: Fence, entry_id: str, deliveries: int) -> Command[None]:
-    """Record how often a pending entry has been delivered. Raises (when run): `FencedError`."""
+def note_deliveries(
+    keys: GroupKeys, fence: Fence, entry_id: str, deliveries: int, *, if_first: bool = False
+) -> Command[None]:
+    """Record how often a pending entry has been delivered; `if_first`: unless another is pending before it.
+
+    Raises (when run): `FencedError`.
+    """
     return _call(
         "note_deliveries",
         {"stream": StreamKeys(keys.stream).shard(fence.shard).stream, "fence": keys.fence(fence.shard)},
@@ -375,6 +380,7 @@ def note_deliveries(keys: GroupKeys, fence: Fence, entry_id: str, deliveries: in
             "nonce": fence.nonce,
             "id": entry_id,
             "deliveries": deliveries,
+            "if_first": int(if_first),
         },
         lambda answer: None,
         **_whom(keys, fence),

@@ -177,7 +177,7 @@ class AsyncConsumer:
             self._engine.stop(hold=hold)
             # What the loop has not taken: nobody may ever ask for it.
             while not self._offers.empty():
-                _finish(self._offers.get_nowait()[1], Withdrawn())
+                _finish(self._offers.get_nowait()[1], Withdrawn(taken=False))
 
     async def wait(self, timeout_seconds: float | None = None) -> bool:
         """Wait until it has stopped.
@@ -230,7 +230,8 @@ class AsyncConsumer:
         finally:
             if getting is not None and not getting.cancel():
                 # The one in the loop's body, or one that came as this task was cancelled.
-                _finish(getting.result()[1], Withdrawn())
+                offered = getting.result()[1]
+                _finish(offered, Withdrawn(taken=offered is done))
             if began_here:
                 self.request_stop()
         await self.wait()
@@ -485,7 +486,7 @@ class Consumer:
             while not self._over.is_set() and not self._offers.empty():
                 with contextlib.suppress(queue.Empty):
                     if (offer := self._offers.get_nowait()) is not None:
-                        _finish(offer[1], Withdrawn())
+                        _finish(offer[1], Withdrawn(taken=False))
 
         self._soon(stop)
 
@@ -537,7 +538,7 @@ class Consumer:
                 self._finish(done, None)
         finally:
             if done is not None:
-                self._finish(done, Withdrawn())
+                self._finish(done, Withdrawn(taken=True))
             if began_here:
                 self.request_stop()
         self.wait()

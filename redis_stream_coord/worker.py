@@ -31,7 +31,15 @@ _TRACE_FIELDS = tuple(RESERVED_PREFIX + name for name in ("traceparent", "traces
 
 
 class Withdrawn(Exception):  # noqa: N818 - never raised to a user
-    """A message went back before anybody had finished it; that is no failure."""
+    """A message went back before anybody had finished it; that is no failure.
+
+    Parameters:
+        taken: whether somebody had it already.
+    """
+
+    def __init__(self, *, taken: bool) -> None:
+        super().__init__()
+        self.taken = taken
 
 
 @attrs.frozen(kw_only=True)
@@ -145,6 +153,7 @@ class Worker:
         self._after = "0-0"
         self._caught_up = False
         self._in_hand = 0
+        self._untried: dict[str, int] = {}  # read and not yet handed out: id -> deliveries with the one to come
 
     @property
     def received(self) -> int:
@@ -185,6 +194,7 @@ class Worker:
         await self._owner.draining(self)
         with contextlib.suppress(FencedError):
             await self.flush()
+        await self._uncount()
         self._owner.drained(self)
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -268,6 +278,7 @@ class Worker:
         self._after = page.last or self._after
         for entry in page.entries:
             self._lanes.add(entry)
+            self._untried[entry.id] = entry.deliveries
         if page.caught_up and not self._caught_up:
             # What is pending no more needs no remembering.
             self._caught_up = True
@@ -369,6 +380,7 @@ class Worker:
         """Call the handler once. Returns whether it succeeded; acknowledges if so. Raises: `Withdrawn`."""
         ids = [message.id for message in messages]
         self._ledger.busy.update(ids)
+        untried = {entry_id: self._untried.pop(entry_id) for entry_id in ids if entry_id in self._untried}
         watchdog: asyncio.TimerHandle | None = None
         if self._config.max_handler_seconds is not None:
             watchdog = self._loop.call_later(self._config.max_handler_seconds, self._owner.stuck, self, ids)
@@ -387,7 +399,9 @@ class Worker:
             if refused:
                 telemetry.handled.add(1, {telemetry.OUTCOME: "refused"})
                 return False
-        except Withdrawn:
+        except Withdrawn as withdrawn:
+            if not withdrawn.taken:
+                self._untried.update(untried)
             raise
         except Exception as error:  # noqa: BLE001 - whatever the application raises means "not handled"
             telemetry.handled.add(len(messages), {telemetry.OUTCOME: "failed"})
@@ -443,6 +457,7 @@ class Worker:
 
     def _acknowledge(self, entry_id: str, delete: bool = False) -> None:
         self._ledger.finished.add(entry_id)
+        self._untried.pop(entry_id, None)
         self._acks.add(entry_id, delete)
 
     def _acknowledged(self, ids: list[str]) -> None:
@@ -454,6 +469,16 @@ class Worker:
         """Write the delivery count down, so that it outlives this process. At worst one count is lost."""
         with contextlib.suppress(CoordError):
             await self._runner.run(commands.note_deliveries(self._keys, self.fence, message.id, message.deliveries))
+
+    async def _uncount(self) -> None:
+        """If the first entry left was only read ahead, say so: the next owner would count that as a delivery."""
+        if not self._untried or not self._owner.owns(self.held) or self._owner.reads(self.held):
+            return
+        entry_id = min(self._untried, key=lambda one: tuple(map(int, one.split("-"))))
+        deliveries = self._untried[entry_id] - 1
+        note = commands.note_deliveries(self._keys, self.fence, entry_id, deliveries, if_first=True)
+        with contextlib.suppress(CoordError):
+            await self._runner.run(note, retry=False)
 
     def _message(self, entry: Entry) -> Message:
         flat = entry.fields

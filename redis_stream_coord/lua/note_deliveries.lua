@@ -10,8 +10,10 @@
 -- @arg nonce string
 -- @arg id string
 -- @arg deliveries integer
+-- @arg if_first integer   1: only if nothing before it is pending
 -- @returns OK
 fence.check(key.fence, arg)
+if arg.if_first == 1 and redis.call('XPENDING', key.stream, arg.group)[2] ~= arg.id then return { 'OK' } end
 -- JUSTID does not count up by itself; the idle time starts anew, which nothing here looks at.
 redis.call('XCLAIM', key.stream, arg.group, arg.member, 0, arg.id, 'RETRYCOUNT', arg.deliveries, 'JUSTID')
 return { 'OK' }
