@@ -42,7 +42,7 @@ end
 local ok, answer = pcall(run)
 if ok then return answer end
 if type(answer) == 'table' then return answer.refused or answer end
-return redis.error_reply((string.gsub(tostring(answer), '^[^:]*user_script:%d+: %-?', '')))
+return redis.error_reply((string.gsub(tostring(answer), '^[^:]*user_script: ?%d+: %-?', '')))
 """
 
 
