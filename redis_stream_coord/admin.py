@@ -6,21 +6,47 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal
 
 from . import commands, routing
-from .commands import Saga
+from .commands import Command, Saga
 from .errors import AlreadyExistsError, ConfigError, CoordError, NotFoundError
 from .keys import GroupKeys, StreamKeys
-from .models import GroupView, Timings
+from .models import GroupView, Layout, Timings
 from .runner import AsyncRunner, SyncRunner
 from .settings import RedisSettings
 
 Start = Literal["oldest", "new"]
+Retention = Literal["all", "consumed"] | int
+
+_PLACES = {"oldest": "0-0", "newest": "$"}
+
+
+def _retention(retention: Retention) -> str:
+    if isinstance(retention, int) and not isinstance(retention, bool) and retention > 0:
+        return f"keep:{retention}"
+    if retention in ("all", "consumed"):
+        return str(retention)
+    raise ConfigError(f"retention={retention!r} must be 'all', 'consumed' or a number of entries")
+
+
+def _place(to: str | datetime) -> str:
+    """Return the id beyond which to go on."""
+    if isinstance(to, datetime):
+        if to.tzinfo is None:
+            raise ConfigError(f"to={to!r} has no time zone")
+        return f"{max(0, round(to.timestamp() * 1000) - 1)}-18446744073709551615"
+    if to in _PLACES:
+        return _PLACES[to]
+    if re.fullmatch(r"\d+(-\d+)?", to):
+        return to if "-" in to else f"{to}-0"
+    raise ConfigError(f"to={to!r} must be 'oldest', 'newest', an entry id or a datetime")
 
 
 class _Sagas:
@@ -40,6 +66,7 @@ class _Sagas:
         start: Start,
         timings: Timings,
         protocol: str,
+        retention: Retention,
         exist_ok: bool,
         reason: str,
         request_id: str | None,
@@ -51,24 +78,25 @@ class _Sagas:
             raise ConfigError(f"start={start!r} must be 'oldest' or 'new'")
         if protocol not in routing.PROTOCOLS:
             raise ConfigError(f"routing={protocol!r} must be one of {', '.join(routing.PROTOCOLS)}")
-        request = {"shards": shards, "start": start, "timings": str(timings), "routing": protocol}
-        audit = self._audit(keys, "create", reason, request)
-        return self._create(keys, shards, start, timings, protocol, exist_ok, audit, request_id or str(uuid.uuid4()))
+        kept = _retention(retention)
+        request = {"shards": shards, "start": start, "timings": str(timings), "routing": protocol, "retention": kept}
+        audit = self._audit(stream, group, "create", reason, request)
+        register = commands.register(keys, shards=shards, routing=protocol, retention=kept)
+        return self._create(keys, register, start, timings, exist_ok, audit, request_id or str(uuid.uuid4()))
 
     def _create(
         self,
         keys: GroupKeys,
-        shards: int | None,
+        register: Command[Layout],
         start: Start,
         timings: Timings,
-        protocol: str,
         exist_ok: bool,
         audit: dict[str, str],
         request_id: str,
     ) -> Saga[GroupView]:
         began = time.monotonic()
         yield from self._identify(audit)
-        layout = yield commands.register(keys, shards=shards, routing=protocol)
+        layout = yield register
         incarnation = 0
         for shard in range(layout.shards):
             found = yield commands.provision(keys, shard, start="0" if start == "oldest" else "$", layout=layout)
@@ -94,7 +122,7 @@ class _Sagas:
 
     def delete(self, stream: str, group: str, force: bool, reason: str, request_id: str | None) -> Saga[None]:
         keys = GroupKeys(stream, group, self.settings.key_prefix)
-        audit = self._audit(keys, "delete", reason, {"force": force})
+        audit = self._audit(stream, group, "delete", reason, {"force": force})
         return self._delete(keys, force, audit, request_id or str(uuid.uuid4()))
 
     def _delete(self, keys: GroupKeys, force: bool, audit: dict[str, str], request_id: str) -> Saga[None]:
@@ -121,15 +149,53 @@ class _Sagas:
         if missing is not None:
             raise missing
 
-    def _audit(self, keys: GroupKeys, action: str, reason: str, request: Mapping[str, Any]) -> dict[str, str]:
+    def retain(self, stream: str, retention: Retention, reason: str, request_id: str | None) -> Saga[None]:
+        kept = _retention(retention)
+        audit = self._audit(stream, "", "retain", reason, {"retention": kept})
+        return self._retain(StreamKeys(stream, self.settings.key_prefix), kept, audit, request_id or str(uuid.uuid4()))
+
+    def _retain(self, keys: StreamKeys, kept: str, audit: dict[str, str], request_id: str) -> Saga[None]:
+        yield from self._identify(audit)
+        yield commands.retain(keys, kept, request_id=request_id, audit=audit)
+
+    def seek(
+        self,
+        stream: str,
+        group: str,
+        to: str | datetime,
+        shards: Iterable[int] | None,
+        reason: str,
+        request_id: str | None,
+    ) -> Saga[None]:
+        keys = GroupKeys(stream, group, self.settings.key_prefix)
+        place = _place(to)
+        chosen = None if shards is None else sorted(set(shards))
+        audit = self._audit(stream, group, "seek", reason, {"to": place, "shards": chosen})
+        return self._seek(keys, place, chosen, audit, request_id or str(uuid.uuid4()))
+
+    def _seek(
+        self, keys: GroupKeys, place: str, chosen: list[int] | None, audit: dict[str, str], request_id: str
+    ) -> Saga[None]:
+        yield from self._identify(audit)
+        view: GroupView = yield commands.describe(keys)
+        shards = list(view.shards) if chosen is None else chosen
+        if unknown := set(shards) - set(view.shards):
+            raise NotFoundError(f"there are no shards {sorted(unknown)}", stream=keys.stream, group=keys.group)
+        detail = f"{place} on {','.join(map(str, shards))}"
+        yield commands.record(keys, "seek", detail, request_id=request_id, audit=audit)
+        for shard in shards:
+            yield commands.seek(keys, shard, place)
+        yield commands.announce(keys, "sought")
+
+    def _audit(self, stream: str, group: str, action: str, reason: str, request: Mapping[str, Any]) -> dict[str, str]:
         if not reason.strip():
-            raise ConfigError("reason must say why: it goes into the audit log", stream=keys.stream, group=keys.group)
-        whole = json.dumps({"action": action, "stream": keys.stream, "group": keys.group, **request}, sort_keys=True)
+            raise ConfigError("reason must say why: it goes into the audit log", stream=stream, group=group or None)
+        whole = json.dumps({"action": action, "stream": stream, "group": group, **request}, sort_keys=True)
         return {
             "requested_by": self.requested_by,
             "reason": reason,
-            "stream": keys.stream,
-            "group": keys.group,
+            "stream": stream,
+            "group": group,
             "fingerprint": hashlib.sha256(whole.encode()).hexdigest(),
         }
 
@@ -168,6 +234,7 @@ class Admin:
         start: Start = "oldest",
         timings: Timings = Timings(),  # noqa: B008 - frozen
         routing: str = routing.DEFAULT_PROTOCOL,
+        retention: Retention = "all",
         exist_ok: bool = False,
         request_id: str | None = None,
     ) -> GroupView:
@@ -181,6 +248,8 @@ class Admin:
             start: where the group begins on shards that it has not read yet: ``oldest`` entry, or only ``new`` ones.
             timings: see `Timings`.
             routing: for a new stream: how keys are routed, ``jump-v1`` or ``murmur3-mod-v1``.
+            retention: for a new stream: ``all`` entries stay; only those not ``consumed`` by all groups; or a number:
+                so many stay, roughly, though all groups have finished them. What a group still needs always stays.
             exist_ok: accept a group that exists; missing streams and consumer groups of its shards are made anew.
             request_id: the same id again returns the recorded outcome.
 
@@ -193,7 +262,7 @@ class Admin:
             ConfigError: an argument is wrong, or `shards` is missing for a new stream.
         """
         return self._runner.drive(
-            self._sagas.create(stream, group, shards, start, timings, routing, exist_ok, reason, request_id)
+            self._sagas.create(stream, group, shards, start, timings, routing, retention, exist_ok, reason, request_id)
         )
 
     def delete(
@@ -212,6 +281,48 @@ class Admin:
             NotFoundError: there is no such group.
         """
         self._runner.drive(self._sagas.delete(stream, group, force, reason, request_id))
+
+    def retain(self, stream: str, *, retention: Retention, reason: str, request_id: str | None = None) -> None:
+        """Change how long the entries of a stream are kept.
+
+        Parameters:
+            stream: name of the logical stream.
+            retention: see `create`.
+            reason: why; recorded.
+            request_id: the same id again changes nothing.
+
+        Raises:
+            NotFoundError: there is no such stream.
+        """
+        self._runner.drive(self._sagas.retain(stream, retention, reason, request_id))
+
+    def seek(
+        self,
+        stream: str,
+        *,
+        group: str,
+        to: str | datetime,
+        reason: str,
+        shards: Iterable[int] | None = None,
+        request_id: str | None = None,
+    ) -> None:
+        """Move a group to another place, to read again or to skip; also while its consumers run.
+
+        What is pending is forgotten, and what consumers have read ahead is not handed out any more. An entry that is in
+        a handler at this moment may be handed out again before it is finished, by another member.
+
+        Parameters:
+            stream, group: its names.
+            to: ``oldest``, ``newest``, an entry id (the next one is the first beyond it) or a time with a time
+                zone (the next one is the first published at it or later).
+            reason: why; recorded.
+            shards: which; ``None``: all.
+            request_id: for the audit log; seeking twice to one place does no harm.
+
+        Raises:
+            NotFoundError: there is no such group, shard, or stream of a shard.
+        """
+        self._runner.drive(self._sagas.seek(stream, group, to, shards, reason, request_id))
 
     def close(self) -> None:
         """Close the connections."""
@@ -243,12 +354,13 @@ class AsyncAdmin:
         start: Start = "oldest",
         timings: Timings = Timings(),  # noqa: B008 - frozen
         routing: str = routing.DEFAULT_PROTOCOL,
+        retention: Retention = "all",
         exist_ok: bool = False,
         request_id: str | None = None,
     ) -> GroupView:
         """Create a group; see `Admin.create`."""
         return await self._runner.drive(
-            self._sagas.create(stream, group, shards, start, timings, routing, exist_ok, reason, request_id)
+            self._sagas.create(stream, group, shards, start, timings, routing, retention, exist_ok, reason, request_id)
         )
 
     async def delete(
@@ -256,6 +368,23 @@ class AsyncAdmin:
     ) -> None:
         """Delete a group; see `Admin.delete`."""
         await self._runner.drive(self._sagas.delete(stream, group, force, reason, request_id))
+
+    async def retain(self, stream: str, *, retention: Retention, reason: str, request_id: str | None = None) -> None:
+        """Change how long the entries of a stream are kept; see `Admin.retain`."""
+        await self._runner.drive(self._sagas.retain(stream, retention, reason, request_id))
+
+    async def seek(
+        self,
+        stream: str,
+        *,
+        group: str,
+        to: str | datetime,
+        reason: str,
+        shards: Iterable[int] | None = None,
+        request_id: str | None = None,
+    ) -> None:
+        """Move a group to another place; see `Admin.seek`."""
+        await self._runner.drive(self._sagas.seek(stream, group, to, shards, reason, request_id))
 
     async def close(self) -> None:
         """Close the connections."""

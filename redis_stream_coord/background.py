@@ -24,17 +24,20 @@ def acquire() -> asyncio.AbstractEventLoop:
         return _loop
 
 
-def release() -> None:
-    """Give the loop back; the last user ends it and waits for its thread."""
+def release() -> threading.Thread | None:
+    """Give the loop back. The last user ends it.
+
+    Returns:
+        The thread that is about to end, to be waited for from another one; ``None`` while others use the loop.
+    """
     global _loop, _thread, _users
     with _lock:
         _users -= 1
-        if _users > 0 or _loop is None or _thread is None:
-            return
+        if _users > 0 or _loop is None:
+            return None
         loop, thread, _loop, _thread = _loop, _thread, None, None
     loop.call_soon_threadsafe(loop.stop)
-    if threading.current_thread() is not thread:
-        thread.join()
+    return thread
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

@@ -531,14 +531,15 @@ def layout(keys: StreamKeys) -> Command[Layout]:
 
 def _layout(answer: list[Any]) -> Layout:
     version, incarnation, epoch, shards = map(int, answer[1:5])
-    routing, layout_id, state = map(text, answer[5:8])
-    return Layout(version, incarnation, epoch, shards, routing, layout_id, state)
+    routing, layout_id, state, retention = map(text, answer[5:9])
+    groups = tuple(map(text, answer[9]))
+    return Layout(version, incarnation, epoch, shards, routing, layout_id, state, retention, groups)
 
 
 # --- administration -------------------------------------------------------------------------------------------------
 
 
-def register(keys: GroupKeys, *, shards: int | None, routing: str) -> Command[Layout]:
+def register(keys: GroupKeys, *, shards: int | None, routing: str, retention: str = "all") -> Command[Layout]:
     """Make the group known to its stream, and make the stream's record if there is none.
 
     Raises (when run): `ConflictError`: another number of shards; `ConfigError`: none given for a new stream.
@@ -551,6 +552,7 @@ def register(keys: GroupKeys, *, shards: int | None, routing: str) -> Command[La
             "group": keys.group,
             "shards": -1 if shards is None else shards,
             "routing": routing,
+            "retention": retention,
             "protocol": PROTOCOL,
         },
         _layout,
@@ -638,7 +640,7 @@ def create(
             "lease_ms": round(timings.lease_seconds * 1000),
             "rebalance_ms": round(timings.rebalance_seconds * 1000),
             "request_id": request_id,
-            "audit": [part for pair in audit.items() for part in pair],
+            "audit": _flat(audit),
         },
         lambda answer: int(answer[1]),
         stream=keys.stream,
@@ -657,12 +659,79 @@ def delete(keys: GroupKeys, *, force: bool, request_id: str, audit: Mapping[str,
         {
             "force": int(force),
             "request_id": request_id,
-            "audit": [part for pair in audit.items() for part in pair],
+            "audit": _flat(audit),
         },
         lambda answer: None,
         stream=keys.stream,
         group=keys.group,
     )
+
+
+def retain(keys: StreamKeys, retention: str, *, request_id: str, audit: Mapping[str, str]) -> Command[Layout]:
+    """Change how long entries of the stream are kept. Raises (when run): `NotFoundError`, `MetadataError`."""
+    return _call(
+        "retain",
+        {"record": keys.record, "audit": keys.audit},
+        {"protocol": PROTOCOL, "retention": retention, "request_id": request_id, "audit": _flat(audit)},
+        _layout,
+        stream=keys.stream,
+    )
+
+
+def trim(keys: GroupKeys, fence: Fence, *, keep: int, groups: Sequence[str]) -> Command[tuple[int, str]]:
+    """Trim a shard no further than every group has acknowledged.
+
+    Result: how many entries went, and the registered group that is missing on the shard, if any. Raises (when run):
+    `FencedError`.
+    """
+    return _call(
+        "trim",
+        {"stream": StreamKeys(keys.stream).shard(fence.shard).stream, "fence": keys.fence(fence.shard)},
+        {
+            "incarnation": fence.incarnation,
+            "token": fence.token,
+            "nonce": fence.nonce,
+            "keep": keep,
+            "groups": groups,
+        },
+        lambda answer: (int(answer[1]), text(answer[2])),
+        **_whom(keys, fence),
+    )
+
+
+def record(keys: GroupKeys, action: str, detail: str, *, request_id: str, audit: Mapping[str, str]) -> Command[bool]:
+    """Record an action on the group that other slots carry out. Result: whether it had been recorded before."""
+    return _call(
+        "record",
+        {"metadata": keys.metadata, "audit": keys.audit},
+        {"action": action, "detail": detail, "request_id": request_id, "audit": _flat(audit)},
+        lambda answer: bool(answer[1]),
+        stream=keys.stream,
+        group=keys.group,
+    )
+
+
+def seek(keys: GroupKeys, shard: int, entry_id: str) -> Command[str]:
+    """Move the group on one shard; the next entry is the first beyond `entry_id`. Result: the id."""
+    return _call(
+        "seek",
+        {"stream": StreamKeys(keys.stream).shard(shard).stream, "fence": keys.fence(shard)},
+        {"group": keys.group, "id": entry_id},
+        lambda answer: text(answer[1]),
+        stream=keys.stream,
+        group=keys.group,
+        shard=shard,
+    )
+
+
+def announce(keys: GroupKeys, kind: str) -> Command[str]:
+    """Append an event that wakes every member. One too many does no harm."""
+    fields = ["type", kind, "wake", "*"]
+    return Command("XADD", None, [keys.events], [keys.events, "MAXLEN", "~", "1000", "*", *fields], text)
+
+
+def _flat(pairs: Mapping[str, str]) -> list[str]:
+    return [part for pair in pairs.items() for part in pair]
 
 
 def _group_keys(keys: GroupKeys) -> dict[str, str]:

@@ -394,8 +394,7 @@ class Consumer:
         self._started = False
         self._ready = threading.Event()
         self._over = threading.Event()
-        self._closed = False
-        self._lock = threading.Lock()
+        self._last_thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._offers: queue.SimpleQueue[_Offer | None] = queue.SimpleQueue()
         self._pid = os.getpid()
@@ -465,6 +464,7 @@ class Consumer:
         self._threads.close()
         self._callback_threads.close()
         self._offers.put(None)
+        self._last_thread = background.release()
         self._over.set()
 
     async def _offer(self, message: Message) -> None:
@@ -504,11 +504,9 @@ class Consumer:
             raise LifecycleError("a handler cannot wait for its own consumer", hint="Call request_stop().")
         if not self._over.wait(timeout_seconds):
             return False
-        with self._lock:
-            closed, self._closed = self._closed, True
-            failure, self._failure = self._failure, None
-        if not closed:
-            background.release()
+        if self._last_thread is not None and self._last_thread is not threading.current_thread():
+            self._last_thread.join()
+        failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
         return True

@@ -23,7 +23,7 @@ from .errors import CoordError, DrainTimeoutError, FencedError, NotFoundError
 from .keys import GroupKeys, StreamKeys
 from .links import Links
 from .logs import Log
-from .models import Health, Held, Shards
+from .models import Health, Held, Layout, Shards
 from .session import Action, Claim, Drain, Lost, Session, ShardState, State
 from .settings import RedisSettings
 from .tasks import end
@@ -31,6 +31,8 @@ from .worker import Ledger, WorkConfig, Worker
 
 ShardsCallback = Callable[[Shards], Awaitable[None]]
 
+# How often the shards of a stream with a retention are trimmed.
+RETENTION_SECONDS = 10.0
 # At the end, the last word to the group is tried for so long.
 _LAST_WORD_SECONDS = 2.0
 
@@ -102,7 +104,7 @@ class Engine:
         """
         self._links = Links.acquire(self.config.settings)
         telemetry.observe(self)
-        tasks = [self._start(self._watch()), self._start(self._guard())]
+        tasks = [self._start(self._watch()), self._start(self._guard()), self._start(self._retain())]
         callbacks = self._start(self._callbacks.run())
         try:
             await self._heartbeats()
@@ -301,6 +303,8 @@ class Engine:
     def claim_refused(self, worker: Worker, error: CoordError) -> None:
         self.log.warning("claim refused: %s", error, shard=worker.held.shard)
         fence_token = int(error.detail.split()[1])
+        # Another session has the shard, or the group was moved on it: what was finished here may come again by right.
+        self._ledgers[worker.held.shard].finished.clear()
         self._apply(self.session.claim_refused(worker.held, fence_token=fence_token))
         self._beat_if_urgent()
 
@@ -393,6 +397,9 @@ class Engine:
                 continue
             for event in events:
                 self._last_event = event.id
+                if event.type == "sought":
+                    for worker in self._workers.values():
+                        worker.look()
                 if event.wake & {self.config.member, "*"}:
                     self._beat.set()
 
@@ -403,6 +410,31 @@ class Engine:
             # The sleep may be on a clock that stops in suspend: look often enough.
             await asyncio.sleep(min(max(left, 0.01), self.session.timings.lease_seconds / 10))
             self._apply(self.session.tick(clock()))
+
+    async def _retain(self) -> None:
+        """Trim the shards that this member owns, if the stream wants it. The owner does it: no election is needed."""
+        keys = self.config.keys
+        while True:
+            await asyncio.sleep(RETENTION_SECONDS)
+            if not self.assignment:
+                continue
+            try:
+                layout = await self.links.control.run(commands.layout(StreamKeys(keys.stream, keys.prefix)))
+                if layout.retention != "all":
+                    await self._trim(layout)
+            except CoordError as error:
+                self.log.info("not trimmed: %s", error)
+
+    async def _trim(self, layout: Layout) -> None:
+        keep = 0 if layout.retention == "consumed" else int(layout.retention.removeprefix("keep:"))
+        for worker in list(self._workers.values()):
+            if not self.reads(worker.held):
+                continue
+            trim = commands.trim(self.config.keys, worker.fence, keep=keep, groups=layout.groups)
+            count, missing = await self.links.data.run(trim)
+            telemetry.trimmed.add(count, self._attributes)
+            if missing:
+                self.log.warning("not trimmed: group %s is missing there", missing, shard=worker.held.shard)
 
     # --- what others may know -----------------------------------------------------------------------------------------
 

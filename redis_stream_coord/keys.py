@@ -73,6 +73,11 @@ class StreamKeys:
         """Hash with the layout: shard count, routing, registered groups."""
         return f"{self.prefix}:{{{self.stream}}}:stream"
 
+    @property
+    def audit(self) -> str:
+        """Stream with one entry per administrative mutation of the record itself, trimmed."""
+        return f"{self.prefix}:{{{self.stream}}}:audit"
+
     def shard(self, index: int) -> ShardKeys:
         tag = f"{self.prefix}:{{{self.stream}:{index}}}"
         return ShardKeys(stream=f"{self.stream}:{index}", route=f"{tag}:route", published=f"{tag}:published")

@@ -201,6 +201,8 @@ class Layout:
         routing: name of the routing protocol.
         layout: identity of the whole layout, as the shards' routes compare it.
         state: ``creating`` until all shards are provisioned, then ``active``.
+        retention: ``all``, ``consumed`` or ``keep:<count>``.
+        groups: names of the registered groups.
     """
 
     version: int
@@ -210,6 +212,8 @@ class Layout:
     routing: str
     layout: str
     state: str
+    retention: str = "all"
+    groups: tuple[str, ...] = ()
 
 
 @attrs.frozen

@@ -45,6 +45,7 @@ handled = _counter(
     "handled", "Entries by outcome of the handler: ok, failed, refused (nack), poison, gone (deleted while pending)."
 )
 stuck_handlers = _counter("handler_stuck", "Times a shard was given up because its handler did not return.")
+trimmed = _counter("trimmed", "Entries removed by retention.")
 acknowledged = _counter("acknowledged", "Entries acknowledged.")
 routing_requests = _counter("producer_routing_request", "Reads of the layout by producers, by status.")
 publishes = _counter("publish", "Entries published, by outcome.")

@@ -169,6 +169,11 @@ class Worker:
         """Look again whether there is something to do: a pause has ended."""
         self._woken.set()
 
+    def look(self) -> None:
+        """Read again, whatever was waited for: the group may have been moved on the shard."""
+        if self._arrival is not None:
+            self._arrival.cancel()
+
     async def flush(self) -> None:
         """Send the acknowledgements that are queued. Raises: `FencedError`: none of them counted."""
         await self._acks.flush()

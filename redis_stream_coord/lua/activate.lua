@@ -4,10 +4,10 @@
 -- @key record
 -- @arg protocol integer
 -- @arg layout string   the one that was provisioned
--- @returns OK, version, incarnation, epoch, shards, routing, layout id, state
+-- @returns OK, version, incarnation, epoch, shards, routing, layout id, state, retention, groups
 local record = layout.open(key.record, arg.protocol)
 if record.state == 'creating' and record.layout == arg.layout then
   record.state, record.version = 'active', record.version + 1
   redis.call('HSET', key.record, 'state', record.state, 'version', int(record.version))
 end
-return layout.answer(record)
+return layout.answer(record, key.record)

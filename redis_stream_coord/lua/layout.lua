@@ -2,5 +2,5 @@
 -- @include layout
 -- @key record
 -- @arg protocol integer
--- @returns OK, version, incarnation, epoch, shards, routing, layout id, state
-return layout.answer(layout.open(key.record, arg.protocol))
+-- @returns OK, version, incarnation, epoch, shards, routing, layout id, state, retention, groups
+return layout.answer(layout.open(key.record, arg.protocol), key.record)

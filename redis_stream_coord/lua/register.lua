@@ -10,8 +10,9 @@
 -- @arg group string
 -- @arg shards integer      -1: as many as there are
 -- @arg routing string      for a new stream
+-- @arg retention string    for a new stream
 -- @arg protocol integer
--- @returns OK, version, incarnation, epoch, shards, routing, layout id, state
+-- @returns OK, version, incarnation, epoch, shards, routing, layout id, state, retention, groups
 -- @error SHARD_COUNT_MISMATCH
 -- @error SHARDS_REQUIRED
 if redis.call('EXISTS', key.record) == 0 then
@@ -20,7 +21,7 @@ if redis.call('EXISTS', key.record) == 0 then
   redis.call('HSET', key.record, 'schema', header.SCHEMA, 'stream', arg.stream, 'protocol_min', int(arg.protocol),
     'protocol_max', int(arg.protocol), 'incarnation', incarnation, 'version', '0', 'epoch', '1', 'shards',
     int(arg.shards), 'routing', arg.routing, 'layout', '1:' .. int(arg.shards) .. ':' .. incarnation, 'state',
-    'creating', 'group_count', '0')
+    'creating', 'retention', arg.retention, 'group_count', '0')
 end
 local record = layout.open(key.record, arg.protocol)
 if arg.shards >= 0 and arg.shards ~= record.shards then
@@ -30,4 +31,4 @@ if redis.call('HSETNX', key.record, 'group:' .. arg.group, 'registered') == 1 th
   record.version = record.version + 1
   redis.call('HSET', key.record, 'version', int(record.version), 'group_count', int(record.group_count + 1))
 end
-return layout.answer(record)
+return layout.answer(record, key.record)

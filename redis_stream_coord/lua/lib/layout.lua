@@ -5,7 +5,7 @@
 -- @error CORRUPT_METADATA
 -- @error STREAM_NOT_FOUND
 -- @error UNSUPPORTED_PROTOCOL
-local TEXTS = { 'schema', 'stream', 'routing', 'layout', 'state' }
+local TEXTS = { 'schema', 'stream', 'routing', 'layout', 'state', 'retention' }
 local NUMBERS = { 'protocol_min', 'protocol_max', 'incarnation', 'version', 'epoch', 'shards', 'group_count' }
 
 -- Returns: the header's fields, or refuses.
@@ -24,9 +24,16 @@ local function open(key, protocol)
   return record
 end
 
-local function answer(record)
+-- Parameters: record; key of the record. The names of the registered groups come last.
+local function answer(record, key)
+  local groups = {}
+  for _, field in ipairs(redis.call('HKEYS', key)) do
+    local group = string.match(field, '^group:(.+)$')
+    if group then groups[#groups + 1] = group end
+  end
+  table.sort(groups)
   return { 'OK', int(record.version), int(record.incarnation), int(record.epoch), int(record.shards), record.routing,
-    record.layout, record.state }
+    record.layout, record.state, record.retention, groups }
 end
 
 return { open = open, answer = answer }
