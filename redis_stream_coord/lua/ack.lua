@@ -1,5 +1,4 @@
 -- Acknowledge entries under the fence of their shard, and record how far the group got.
--- @include int
 -- @include fence
 -- @include position
 -- @key stream

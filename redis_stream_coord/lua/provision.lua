@@ -1,6 +1,5 @@
 -- Make one shard ready for a group: stream, consumer group and, while the stream is being created, its open route.
 -- Later a missing route is damage and stays missing: a driver that slept must not open it under an old layout.
--- @include refuse
 -- @include int
 -- @include fence
 -- @key stream

@@ -119,8 +119,8 @@ end
 
 -- The member cannot use a grant. Either the shard's fence is ahead of it: the counter was lost in a failover. It jumps
 -- ahead, and the shard is granted anew one lease later, when the fence's holder has noticed or expired. Or the member
--- has reported this very token as drained (`fence_token` is the token itself), and only needs another one. Or its handler
--- is stuck (`fence_token` is 0): somebody else shall have the shard, or itself one lease later if it is alone.
+-- has reported this very token as drained (`fence_token` is the token itself), and only needs another one. Or its
+-- handler is stuck (`fence_token` is 0): somebody else shall have the shard, or itself one lease later if it is alone.
 local function claim_refused(g, log, m, index, token, fence_token, now)
   if m.assigned[index] ~= token then return end
   local s = group.shard(g, index)
