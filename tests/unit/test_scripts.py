@@ -212,7 +212,7 @@ def test_a_key_of_the_wrong_type_is_named_by_code(version: tuple[int, ...]) -> N
     loaded = script("-- @key k\nredis.call('HGETALL', key.k)\nreturn { 'OK' }")
     with fake_group(shards=1, version=version) as group:
         group.client.set("text", "x")
-        with pytest.raises(Exception, match="^(Operation|WRONGTYPE)"):
+        with pytest.raises(Exception, match=r"^(Operation|WRONGTYPE)"):
             group.client.eval(loaded.source, 1, "text")
 
 
