@@ -198,6 +198,8 @@ class Engine:
         if not self._joined.is_set():
             self._last_event = reply.last_event
             self._joined.set()
+        # The lease may have passed while the answer was on its way: the workers have noticed, so the session has to.
+        self._apply(self.session.tick(clock()))
         self._apply(self.session.accepted(request, reply, sent_at=sent_at))
 
     def _count_refusal(self, error: CoordError) -> None:

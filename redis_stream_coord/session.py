@@ -385,6 +385,8 @@ class Session:
             for held in request.revoked:
                 if held in [s.held for s in self._shards.values()]:
                     del self._shards[held.shard]
+            # What was given up since the request has to be asked for again: this answer does not name it.
+            self.urgent = self.urgent or set(request.owned) != {s.held for s in self._shards.values()}
             return []
         assigned, revoking = reply.holdings.assigned, reply.holdings.revoking
         claims: list[Action] = []
