@@ -6,8 +6,8 @@ that is in use never changes: another rule is another name. The definitions for 
 languages, with the same vectors, are in ``docs/routing-vectors.md``.
 
 ``jump-v1``
-    The default. The first 64 bits of BLAKE2b-512 of the key, then jump consistent hash: going from n to n + 1 shards moves about
-    1 / (n + 1) of the keys, all of them to the new shard.
+    The default. The first 64 bits of BLAKE2b-512 of the key, then jump consistent hash: going from n to n + 1 shards
+    moves about 1 / (n + 1) of the keys, all of them to the new shard.
 ``murmur3-mod-v1``
     MurmurHash3 (x86, 32-bit) of the key, modulo the shard count, for producers that already route so. A
     change of the shard count moves most keys, between any two shards.

@@ -1,12 +1,14 @@
 """Real servers for the tests: single ones, a Cluster, and a primary with a replica and a Sentinel.
 
 Each server is a child of this process, listens on loopback only and lives in a temporary directory of its
-own. Every class is a context manager; what is still running at interpreter exit is stopped then.
+own. Every class is a context manager; what is still there at interpreter exit is stopped then, and a guard
+process ends the servers of a test run that was itself killed.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import functools
 import importlib.util
@@ -156,15 +158,27 @@ def _can_bind(port: int) -> bool:
 
 # --- one server -------------------------------------------------------------------------------------------
 
-_running: set[Server] = set()
+_started: set[Server] = set()
 _owner_pid = os.getpid()
+
+# Follows the process id of one server, line by line (an empty one: not running). If its pipe closes before
+# "done", the test process is gone and did not clean up. The second rm is for a server that was still writing.
+_GUARD = """
+pid=
+while read -r line; do
+  if [ "$line" = done ]; then exit; fi
+  pid=$line
+done
+if [ -n "$pid" ]; then kill -KILL "$pid"; fi
+rm -rf "$1" || { sleep 1; rm -rf "$1"; }
+"""
 
 
 @atexit.register
-def _stop_running() -> None:
+def _stop_started() -> None:
     # A forked child inherits this hook, and the servers are not its to stop.
     if os.getpid() == _owner_pid:
-        for server in list(_running):
+        for server in list(_started):
             server.stop()
 
 
@@ -204,6 +218,7 @@ class Server:
         self._port: int | None = None
         self._directory: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
 
     def __repr__(self) -> str:
         pid = self._process.pid if self._process else None
@@ -267,6 +282,8 @@ class Server:
             self._launch()
             return
         self._directory = Path(tempfile.mkdtemp(prefix="redis-stream-coord-"))
+        _started.add(self)
+        self._start_guard()
         try:
             for attempt in range(_PORT_ATTEMPTS):
                 self._port = free_port(with_bus=self._cluster)
@@ -291,6 +308,8 @@ class Server:
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
         self._directory = self._port = None
+        self._dismiss_guard()
+        _started.discard(self)
 
     def kill(self) -> None:
         """SIGKILL; port and data stay for the next `start`."""
@@ -362,7 +381,7 @@ class Server:
             self._process = subprocess.Popen(
                 command, cwd=self.directory, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
-        _running.add(self)
+        self._tell_guard(str(self._process.pid))
         try:
             eventually(
                 self._answers,
@@ -404,7 +423,28 @@ class Server:
 
     def _forget_process(self) -> None:
         self._process = None
-        _running.discard(self)
+        self._tell_guard("")
+
+    def _start_guard(self) -> None:
+        # In a session of its own: a signal to the group of the test process must not take the guard along.
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, "guard", str(self.directory)],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _tell_guard(self, line: str) -> None:
+        if self._guard is not None and self._guard.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._guard.stdin.write(f"{line}\n".encode())
+
+    def _dismiss_guard(self) -> None:
+        if self._guard is not None:
+            self._guard.communicate(b"done\n")
+        self._guard = None
 
 
 # --- topologies -------------------------------------------------------------------------------------------

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +33,11 @@ def impatient(port: int, **options: Any) -> Iterator[redis.Redis]:
     """A client that tries once: a lost reply is an error at once."""
     with redis.Redis(HOST, port, retry=Retry(NoBackoff(), 0), socket_timeout=5, **options) as client:
         yield client
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) == 0
 
 
 # --- servers ----------------------------------------------------------------------------------------------
@@ -76,6 +84,30 @@ def test_stop_removes_the_directory_and_the_process(name: str) -> None:
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     server.stop()
+
+
+def test_a_killed_test_process_leaves_no_server_behind() -> None:
+    name = next(iter(servers.available()))
+    program = (
+        "from tests.servers import Server\n"
+        f"server = Server({name!r})\n"
+        "server.start()\n"
+        "print(server.port, server.directory, flush=True)\n"
+        "input()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=Path(servers.__file__).parents[1],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as victim:
+        assert victim.stdout is not None
+        port, directory = victim.stdout.readline().split()
+        assert listens(int(port))
+        victim.kill()
+    eventually(lambda: not Path(directory).exists(), what="the directory is removed")
+    eventually(lambda: not listens(int(port)), what="the server is gone")
 
 
 def test_a_start_that_fails_shows_the_log() -> None:
