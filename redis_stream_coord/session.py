@@ -417,16 +417,13 @@ class Session:
 
     def _keep(self, shard: _Shard) -> list[Action]:
         """Take the answer that a shard is assigned under the token it is known by."""
-        if self.state is State.LEAVING:
+        before = shard.state
+        if self.state is State.LEAVING or self._move_shard(shard.held, ShardInput.CANCEL) is None:
             return []
-        if shard.state is ShardState.DRAINING:
-            shard.state = SHARD_TRANSITIONS[shard.state, ShardInput.CANCEL]
-            return [Claim(shard.held)]
-        if shard.state is ShardState.REVOKED:
-            shard.state = SHARD_TRANSITIONS[shard.state, ShardInput.CANCEL]
+        if before is ShardState.REVOKED:
             # Equal to its own token: no other fence is ahead, it only must not be used again.
             shard.fence_token, self.urgent = shard.held.token, True
-        return []
+        return [Claim(shard.held)] if shard.state is ShardState.CLAIMING else []
 
     def _drain(self, held: list[Held]) -> list[Action]:
         begun = []
@@ -435,6 +432,8 @@ class Session:
             shard = self._move_shard(one, ShardInput.REVOKE)
             if shard is not None and shard.state is ShardState.DRAINING and before is not ShardState.DRAINING:
                 begun.append(one)
+            elif before is ShardState.UNCLAIMABLE:
+                self.urgent = True  # nothing to drain: the group waits only for the word
         return [Drain(tuple(begun))] if begun else []
 
     def _shards_to_drain(self) -> bool:
