@@ -153,10 +153,17 @@ class RedisSettings:
         else:
             url = f"{'rediss' if tls else 'redis'}://{_bracket(kwargs['host'])}:{kwargs.get('port') or 6379}/{db}"
         timeout = kwargs.get("socket_timeout")
+        username, password = kwargs.get("username"), kwargs.get("password")
+        if (provider := kwargs.get("credential_provider")) is not None:
+            username = (None, *provider.get_credentials())[-2]
+            password = lambda: provider.get_credentials()[-1]  # noqa: E731 - asked at every connect, as it is there
         return cls(
             url,
-            username=kwargs.get("username"),
-            password=kwargs.get("password"),
+            username=username,
+            password=password,
+            ssl_ca_file=kwargs.get("ssl_ca_certs"),
+            ssl_cert_file=kwargs.get("ssl_certfile"),
+            ssl_key_file=kwargs.get("ssl_keyfile"),
             timeout_seconds=timeout if isinstance(timeout, (int, float)) and timeout > 0 else 5.0,
             key_prefix=key_prefix,
         )
@@ -175,7 +182,10 @@ def _bracket(host: str) -> str:
 
 
 def _parse(url: str) -> Address:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ConfigError(f"cannot understand the Redis URL: {error}") from None
     if parts.scheme not in _SCHEMES:
         raise ConfigError(
             f"cannot understand the Redis URL scheme {parts.scheme!r}",
@@ -234,4 +244,4 @@ def default_member() -> str:
     suffix = "" if number == 1 else f".{number}"
     pod = os.environ.get("POD_NAME")
     name = pod or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-    return re.sub(r"[^A-Za-z0-9._:@-]", "-", name + suffix).lstrip("._:@-")[-200:] or secrets.token_hex(8)
+    return re.sub(r"[^A-Za-z0-9._:@-]", "-", name + suffix)[-200:].lstrip("._:@-") or secrets.token_hex(8)
