@@ -34,10 +34,10 @@ except ImportError as missing:
 
 _GROUP = "demo"
 _TIMINGS = Timings(heartbeat_seconds=0.5, lease_seconds=3, rebalance_seconds=10)
-_WORK_MS = 1.0
-_RATE, _MOST = 800.0, 2000.0  # events per second: invented ones, and from a file at most
+_WORK_MS = 2.0
+_RATE, _MOST = 1000.0, 2000.0  # events per second: invented ones, and from a file at most
 _FRAME_SECONDS = 0.125
-_START_SECONDS = 20.0
+_START_SECONDS = _LEAVE_SECONDS = 20.0
 _GRACE_SECONDS = 60.0  # for what is left when the time is over
 
 
@@ -57,7 +57,7 @@ def _arguments() -> argparse.Namespace:
     return given
 
 
-def _script(run: Run, seconds: float, first: int) -> Iterator[tuple[float, Callable[[], None]]]:
+def _script(run: Run, seconds: float) -> Iterator[tuple[float, Callable[[], None]]]:
     """What happens when."""
 
     def join() -> None:
@@ -71,49 +71,59 @@ def _script(run: Run, seconds: float, first: int) -> Iterator[tuple[float, Calla
     def kill() -> None:
         member = run.running()[0]
         kill = run.kill(member)
-        run.tell(f"{member.name} was killed (SIGKILL) with {len(kill.pending)} events unacknowledged")
+        run.tell(f"{member.name} was killed (SIGKILL); unacknowledged events: {len(kill.pending)}")
 
-    run.tell(f"{first} consumers share {run.shards} shards")
     yield 0.17 * seconds, join
     yield 0.37 * seconds, leave
     yield 0.53 * seconds, kill
 
 
-def _play(run: Run, view: View, given: argparse.Namespace, rate: float) -> None:
-    for _ in range(given.consumers):
+def _start(run: Run, view: View, count: int) -> None:
+    """Start consumers, and wait until each has its share."""
+    run.tell(f"{count} consumers start, for {run.shards} shards")
+    for _ in range(count):
         run.start_consumer()
     deadline = time.monotonic() + _START_SECONDS
-    while len(run.running()) < given.consumers or None in run.owners.values():
+    while len(run.running()) < count or not run.balanced:
         if time.monotonic() > deadline:
             raise DemoError("the consumers did not start in time")
         run.poll()
+        view.show(run)
         time.sleep(_FRAME_SECONDS)
-    run.news.clear()
-    run.restart_clock()
+
+
+def _play(run: Run, view: View, given: argparse.Namespace, rate: float) -> None:
+    _start(run, view, given.consumers)
+    run.tell("a producer starts")
     run.start_producer(rate, (given.input, given.key) if given.input else None)
 
-    script = list(_script(run, given.seconds, given.consumers))
+    began = run.elapsed
+    script = list(_script(run, given.seconds))
     stopped = given.input is not None  # a file ends by itself
     while True:
         run.poll()
         view.show(run)
-        if script and run.elapsed >= script[0][0]:
+        now = run.elapsed - began
+        if script and now >= script[0][0]:
             script.pop(0)[1]()
-        if not stopped and run.elapsed >= 0.9 * given.seconds:
+        if not stopped and now >= 0.9 * given.seconds:
             run.stop_producer()
             stopped = True
-        if (
-            run.elapsed >= given.seconds
-            and run.caught_up
-            and not any(m.state == "killed" for m in run.members.values())
-        ):
+        if now >= given.seconds and run.settled:
             break
-        if run.elapsed > given.seconds + _GRACE_SECONDS and not run.publishing:
+        if now > given.seconds + _GRACE_SECONDS and not run.publishing:
             run.tell("not everything was handled in time")
             break
         time.sleep(_FRAME_SECONDS)
     for member in run.running():
         run.leave(member)
+    deadline = time.monotonic() + _LEAVE_SECONDS
+    while any(member.state == "leaving" for member in run.members.values()):
+        if time.monotonic() > deadline:
+            raise DemoError("the consumers did not leave in time")
+        run.poll()
+        view.show(run)
+        time.sleep(_FRAME_SECONDS)
 
 
 def _judge(run: Run, seconds: float) -> int:
@@ -151,7 +161,6 @@ def _demo(given: argparse.Namespace, url: str, rate: float) -> int:
         stack.callback(run.end_processes)
         with view:
             _play(run, view, given, rate)
-            run.end_processes()
             view.end(run)
         return _judge(run, run.elapsed)
 

@@ -32,6 +32,7 @@ class Child:
 
     def __init__(self, module: str, arguments: list[str], *, log: Path, url: str) -> None:
         self.log = log
+        self._terminated = False
         name = module if "." in module else f"{__package__}.{module}"
         with log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -56,8 +57,10 @@ class Child:
         return self._process.poll()
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
-        self._process.terminate()
+        """Send SIGTERM, once: a consumer takes a second one as an order to drop everything."""
+        if not self._terminated:
+            self._terminated = True
+            self._process.terminate()
 
     def kill(self) -> None:
         """Send SIGKILL, and wait until it is dead."""

@@ -68,6 +68,17 @@ class Rates:
         return (after[what] - before[what]) / (last - first)
 
 
+def ranges(numbers: Sequence[int]) -> str:
+    """Return sorted numbers as text, those in a row as ``3-7``."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+
+
 class Run:
     """Parameters:
     settings: how to reach Redis.
@@ -135,6 +146,12 @@ class Run:
         self.kills.append(kill)
         return kill
 
+    @property
+    def balanced(self) -> bool:
+        """Whether every consumer that is running has its share of the shards."""
+        counts = [len(member.shards) for member in self.running()]
+        return bool(counts) and sum(counts) == self.shards and max(counts) - min(counts) <= 1
+
     def running(self) -> list[Member]:
         return [member for member in self.members.values() if member.state == "running"]
 
@@ -142,7 +159,7 @@ class Run:
         return Child(module, arguments, log=self._directory / f"{name}.log", url=self.settings.url)
 
     def end_processes(self) -> None:
-        """Let everybody finish and leave; kill who does not."""
+        """Let every process finish; kill those that do not."""
         children = [member.child for member in self.members.values()]
         children += [self._producer] if self._producer is not None else []
         for child in children:
@@ -150,9 +167,6 @@ class Run:
                 child.terminate()
         for child in children:
             child.end(_LEAVE_SECONDS)
-        for member in self.members.values():
-            if member.state in ("starting", "running", "leaving") and member.child.status == 0:
-                member.state = "left"
 
     def disconnect(self) -> None:
         self._monitor.close()
@@ -164,17 +178,16 @@ class Run:
     def elapsed(self) -> float:
         return time.monotonic() - self._started
 
-    def restart_clock(self) -> None:
-        self._started = time.monotonic()
-
     @property
     def done_count(self) -> int:
         """How many different events were handled."""
         return len(self._seen)
 
     @property
-    def caught_up(self) -> bool:
-        return not self.publishing and self.done_count >= len(self.published)
+    def settled(self) -> bool:
+        """Whether everything is published and handled, and the group has noticed who died."""
+        noticed = all(member.state != "killed" for member in self.members.values())
+        return noticed and not self.publishing and self.done_count >= len(self.published)
 
     def tell(self, text: str) -> None:
         self.news.append(News(self.elapsed, text))
@@ -234,8 +247,7 @@ class Run:
             news = News(self.elapsed, "", (before, after))
             self.news.append(news)
         news.shards = sorted({*news.shards, shard})
-        which = ", ".join(map(str, news.shards))
-        news.text = f"shard{'s' if len(news.shards) > 1 else ''} {which}: {before} → {after}"
+        news.text = f"{before} → {after}: shard{'s' if len(news.shards) > 1 else ''} {ranges(news.shards)}"
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

@@ -10,12 +10,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from .run import Member, News, Run
+from .run import Member, News, Run, ranges
 
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_red", "bright_green", "bright_blue")
 _NEWS_LINES = 5
 _OTHER_LINES = 5 + _NEWS_LINES  # of the screen, besides the rows of the tables
-_PER_BLOCK, _LONGEST_BAR = 20, 8  # events behind
+_PER_BLOCK, _LONGEST_BAR = 20, 5  # events behind
 _PLAIN_SECONDS = 2.0
 _SETTLED_SECONDS = 1.0
 
@@ -35,6 +35,7 @@ class Plain:
     def __init__(self) -> None:
         self._told = 0
         self._next = 0.0
+        self._progress: list[News] = []
 
     def __enter__(self) -> Plain:
         return self
@@ -45,23 +46,24 @@ class Plain:
         pass
 
     def show(self, run: Run) -> None:
-        self._tell(run, before=run.elapsed - _SETTLED_SECONDS)
         if run.elapsed >= self._next:
             self._next = run.elapsed + _PLAIN_SECONDS
             owned = ", ".join(f"{m.name} {len(m.shards)}" for m in run.members.values() if m.shards)
-            print(
-                f"{run.elapsed:5.1f} s  published {len(run.published):,}, handled {run.done_count:,}; shards: {owned}",
-                flush=True,
-            )
+            text = f"published {len(run.published):,}, handled {run.done_count:,}; shards: {owned}"
+            self._progress.append(News(run.elapsed, text))
+        self._tell(run, before=run.elapsed - _SETTLED_SECONDS)
 
     def end(self, run: Run) -> None:
         self._tell(run, before=float("inf"))
 
     def _tell(self, run: Run, before: float) -> None:
-        while self._told < len(run.news) and run.news[self._told].at <= before:
-            news = run.news[self._told]
-            self._told += 1
-            print(f"{news.at:5.1f} s  {news.text}", flush=True)
+        """Print what is older than that: younger news may still grow."""
+        settled = [news for news in run.news[self._told :] if news.at <= before]
+        self._told += len(settled)
+        for news in sorted([*settled, *self._progress], key=lambda news: news.at):
+            if news.at <= before:
+                print(f"{news.at:5.1f} s  {news.text}", flush=True)
+        self._progress = [news for news in self._progress if news.at > before]
 
 
 class Terminal:
@@ -88,9 +90,11 @@ class Terminal:
         self.show(run)
 
     def _screen(self, run: Run) -> RenderableType:
-        rows = max(4, self._console.height - _OTHER_LINES)
-        sides = Table.grid(padding=(0, 3))
-        sides.add_row(_shards(run, rows), _members(run))
+        if run.shards <= max(4, self._console.height - _OTHER_LINES):
+            tables = Table.grid(padding=(0, 3))
+            tables.add_row(_shards(run), _members(run))
+        else:
+            tables = _members(run, with_shards=True)
         total = Text.assemble(
             ("published ", "dim"), (f"{len(run.published):,}", "bold"),
             ("   handled ", "dim"), (f"{run.done_count:,}", "bold"),
@@ -102,7 +106,7 @@ class Terminal:
         )
         recent = run.news[-_NEWS_LINES:]
         news = [_line(item, run) for item in recent] + [Text()] * (_NEWS_LINES - len(recent))
-        return Group(title, total, Text(), sides, Text(), *news)
+        return Group(title, total, Text(), tables, Text(), *news)
 
 
 def _colour(name: str | None, run: Run) -> str:
@@ -118,26 +122,14 @@ def _line(news: News, run: Run) -> Text:
     return line
 
 
-def _shards(run: Run, rows: int) -> Table:
-    """Shard, owner, rate, backlog; side by side if they are too many for the screen."""
+def _shards(run: Run) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    rows = min(rows, run.shards)
-    columns = -(-run.shards // rows)
-    narrow = columns > 1
-    for _ in range(columns):
-        table.add_column("shard", justify="right")
-        table.add_column("owner", min_width=7)
-        if not narrow:
-            table.add_column("rate/s", justify="right")
-            table.add_column("behind", min_width=8)
-    for row in range(rows):
-        cells: list[RenderableType] = []
-        for shard in range(row, run.shards, rows):
-            owner = run.owners.get(shard)
-            cells += [str(shard), _owner(owner, run)]
-            if not narrow:
-                cells += [f"{run.rates.of(shard):.0f}", _behind(run.behind[shard])]
-        table.add_row(*cells)
+    table.add_column("shard", justify="right")
+    table.add_column("owner", min_width=7)
+    table.add_column("rate/s", justify="right")
+    table.add_column("behind", min_width=4 + _LONGEST_BAR)
+    for shard, owner in run.owners.items():
+        table.add_row(str(shard), _owner(owner, run), f"{run.rates.of(shard):.0f}", _behind(run.behind[shard]))
     return table
 
 
@@ -153,20 +145,25 @@ def _behind(count: int) -> Text:
     return Text.assemble(f"{count:>3} ", (bar, "red" if len(bar) > 1 else "yellow"))
 
 
-def _members(run: Run) -> Table:
+def _members(run: Run, *, with_shards: bool = False) -> Table:
+    """The consumers; with the list of their shards where there are too many shards for rows of their own."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("consumer", min_width=8)
-    table.add_column("", min_width=13)
+    table.add_column("", min_width=18 if with_shards else 13)
     table.add_column("shards", justify="right")
     table.add_column("rate/s", justify="right")
+    if with_shards:
+        table.add_column("behind", min_width=4 + _LONGEST_BAR)
+        table.add_column("which shards")
     for member in run.members.values():
-        gone = member.state in ("left", "expired")
-        table.add_row(
-            Text(member.name, "dim" if gone else _colour(member.name, run)),
-            _state(member),
-            "" if gone else str(len(member.shards)),
-            "" if gone else f"{run.rates.of(member.name):.0f}",
-        )
+        name = Text(member.name, _colour(member.name, run))
+        if member.state in ("left", "expired"):
+            table.add_row(Text(member.name, "dim"), _state(member))
+            continue
+        cells: list[RenderableType] = [str(len(member.shards)), f"{run.rates.of(member.name):.0f}"]
+        if with_shards:
+            cells += [_behind(sum(run.behind[shard] for shard in member.shards)), ranges(sorted(member.shards))]
+        table.add_row(name, _state(member), *cells)
     return table
 
 
