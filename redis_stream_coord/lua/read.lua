@@ -22,6 +22,7 @@ local recreated, gone, entries, deliveries, last, bytes = '', {}, {}, {}, '', 0
 local page = redis.pcall('XPENDING', key.stream, arg.group, '(' .. arg.after, '+', arg.count + 1)
 if page.err and string.find(page.err, 'NOGROUP', 1, true) then
   -- At 0 everything would come again, at $ entries would be lost.
+  if not string.match(stored.position, '^%d+%-%d+$') then refuse('CORRUPT_METADATA', 'position in ' .. key.fence) end
   redis.call('XGROUP', 'CREATE', key.stream, arg.group, stored.position)
   page, recreated = {}, stored.position
 elseif page.err then

@@ -9,10 +9,10 @@
 local function read(key)
   local values = redis.pcall('HMGET', key, 'incarnation', 'token', 'member', 'nonce', 'position')
   if values.err then refuse('CORRUPT_METADATA', key .. ' is not a hash') end
-  local incarnation, token = tonumber(values[1] or '0'), tonumber(values[2] or '0')
-  if not incarnation or not token then refuse('CORRUPT_METADATA', key) end
-  return { incarnation = incarnation, token = token, member = values[3] or '', nonce = values[4] or '',
-    position = values[5] or '0-0' }
+  local incarnation, token = values[1] or '0', values[2] or '0'
+  if not string.match(incarnation .. ' ' .. token, '^%d+ %d+$') then refuse('CORRUPT_METADATA', key) end
+  return { incarnation = tonumber(incarnation), token = tonumber(token), member = values[3] or '',
+    nonce = values[4] or '', position = values[5] or '0-0' }
 end
 
 local function refuse_for(fence)
