@@ -86,6 +86,9 @@ local function open(key)
   if redis.call('HLEN', key) ~= #TEXTS + #NUMBERS + g.member_count + g.shard_count then
     refuse('CORRUPT_METADATA', 'number of fields')
   end
+  if not string.find(key, '{' .. g.stream .. ':' .. g.group .. '}', 1, true) then
+    refuse('CORRUPT_METADATA', 'the record is of ' .. g.stream .. ' and ' .. g.group)
+  end
   g.key, g.members, g.shards, g.gone, g.stored = key, {}, {}, {}, {}
   for _, name in ipairs(MUTABLE) do g.stored[name] = g[name] end
   return g

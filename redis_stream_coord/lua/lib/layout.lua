@@ -18,6 +18,13 @@ local function open(key, protocol)
   if not nonce or (record.state ~= 'creating' and record.state ~= 'active') then
     refuse('CORRUPT_METADATA', 'layout or state of the stream record')
   end
+  local retention = record.retention
+  if retention ~= 'all' and retention ~= 'consumed' and not string.match(retention, '^keep:%d+$') then
+    refuse('CORRUPT_METADATA', 'retention of the stream record')
+  end
+  if not string.find(key, '{' .. record.stream .. '}', 1, true) then
+    refuse('CORRUPT_METADATA', 'the record is of stream ' .. record.stream)
+  end
   if protocol < record.protocol_min or protocol > record.protocol_max then
     refuse('UNSUPPORTED_PROTOCOL', int(record.protocol_min) .. ' to ' .. int(record.protocol_max))
   end
