@@ -31,6 +31,8 @@ local now = clock.now_ms()
 local g = group.open(key.metadata)
 group.check_protocol(g, arg.protocol)
 membership.check_incarnation(g, arg.incarnation)
+-- Asked for now, because a key of the wrong type has to be noticed before anything is written.
+local last_event = events.last_id(key.events)
 local owned, revoked = group.parse_held(arg.owned), group.parse_held(arg.revoked)
 local live, log = leases.look(key.leases, g, now), rebalance.journal()
 
@@ -47,7 +49,7 @@ end
 
 local function answer(status, full)
   local reply = { status, int(now), int(g.incarnation), int(g.version), int(g.group_epoch), int(g.assignment_epoch),
-    int(me.epoch), int(g.heartbeat_ms), int(g.lease_ms), int(g.rebalance_ms), events.last_id(key.events) }
+    int(me.epoch), int(g.heartbeat_ms), int(g.lease_ms), int(g.rebalance_ms), last_event }
   if full then
     for _, list in ipairs({ me.assigned, me.revoking, me.pending }) do reply[#reply + 1] = group.format_list(list) end
   end
