@@ -37,7 +37,7 @@ class Callbacks:
             "lost": on_lost,
         }
         self._failed = failed
-        self._announced: set[int] = set()
+        self._announced: dict[int, asyncio.Event] = {}  # set when ``on_assigned`` has returned
         self._queue: list[tuple[Kind, set[int], asyncio.Event]] = []
         self._filled = asyncio.Event()
         self._idle = asyncio.Event()
@@ -46,19 +46,19 @@ class Callbacks:
     async def assigned(self, shard: int) -> None:
         """Wait until ``on_assigned`` has returned for a shard."""
         if shard not in self._announced:
-            self._announced.add(shard)
-            await self._add("assigned", {shard}).wait()
+            self._announced[shard] = self._add("assigned", {shard})
+        await self._announced[shard].wait()
 
     async def revoked(self, shard: int) -> None:
         """Wait until ``on_revoked`` has returned for a shard."""
-        if shard in self._announced:
-            self._announced.remove(shard)
+        if self._announced.pop(shard, None) is not None:
             await self._add("revoked", {shard}).wait()
 
     def lost(self, shards: Shards) -> None:
         """Have ``on_lost`` called; does not wait."""
-        known = self._announced & shards
-        self._announced -= known
+        known = self._announced.keys() & shards
+        for shard in known:
+            del self._announced[shard]
         if known:
             self._add("lost", known)
 

@@ -28,7 +28,8 @@ class DaemonThreads:
         self._name = name
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.threads: list[threading.Thread] = []
-        self._unoccupied = 0
+        self._unoccupied = 0  # threads without work less calls without a thread
+        self._lock = threading.Lock()
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run ``function(*arguments)`` in a thread and wait for it. Cancelling stops the waiting only."""
@@ -41,22 +42,27 @@ class DaemonThreads:
             raised: BaseException | None = None
             try:
                 result = context.run(function, *arguments)
+            except StopIteration as error:
+                # A future cannot carry it; coroutines make the same of it.
+                raised = RuntimeError("function raised StopIteration")
+                raised.__cause__ = error
             except BaseException as error:  # noqa: BLE001 - handed on to whoever waits
                 raised = error
+            with self._lock:
+                self._unoccupied += 1
             with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
                 loop.call_soon_threadsafe(_set, future, result, raised)
 
-        self._unoccupied -= 1
-        if self._unoccupied < 0 and len(self.threads) < self._limit:
-            self._unoccupied += 1
+        with self._lock:
+            self._unoccupied -= 1
+            start = self._unoccupied < 0 and len(self.threads) < self._limit
+            self._unoccupied += start
+        if start:
             thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self.threads)}", daemon=True)
             self.threads.append(thread)
             thread.start()
         self._queue.put(job)
-        try:
-            return await future
-        finally:
-            self._unoccupied += 1
+        return await future
 
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
