@@ -37,7 +37,7 @@ class Timings:
     rebalance_seconds: float = 60.0
 
     def __attrs_post_init__(self) -> None:
-        if not 0.05 <= self.heartbeat_seconds * 3 <= self.lease_seconds:
+        if not 0.05 <= self.heartbeat_seconds * 3 <= self.lease_seconds + 1e-9:  # 0.1 * 3 is more than 0.3
             raise ConfigError(
                 f"heartbeat_seconds={self.heartbeat_seconds} does not fit lease_seconds={self.lease_seconds}",
                 hint="A lease must last three heartbeats or more, or one lost reply expires a healthy member.",
