@@ -27,6 +27,7 @@ class Acks:
         fence: in whose name.
         owns: whether the shard is still owned under that token.
         acknowledged: is told the ids that were sent.
+        fenced: is told that nothing of it counted, because another session has the shard.
         log: of the consumer.
     """
 
@@ -37,6 +38,7 @@ class Acks:
         fence: Fence,
         owns: Callable[[], bool],
         acknowledged: Callable[[list[str]], None],
+        fenced: Callable[[], None],
         log: Log,
     ) -> None:
         self._queue: list[str] = []
@@ -46,6 +48,7 @@ class Acks:
         self._fence = fence
         self._owns = owns
         self._acknowledged = acknowledged
+        self._fenced = fenced
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._sending = asyncio.Lock()
@@ -97,7 +100,8 @@ class Acks:
         try:
             await self.flush()
         except FencedError:
-            # The reading side meets the same fence, and reports it.
+            # The reading side meets the same fence, and reports it; at once, not when it has room again.
+            self._fenced()
             self._log.info("acknowledgement refused: fenced", shard=self._fence.shard)
         except CoordError as error:
             self._log.warning("acknowledgement not sent yet: %s", error, shard=self._fence.shard)

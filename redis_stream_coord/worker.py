@@ -143,15 +143,17 @@ class Worker:
         self._config = config
         self._ledger = ledger
         self._log = log
-        self._acks = Acks(runner, keys, fence, lambda: owner.owns(self.held), self._acknowledged, log)
+        self._acks = Acks(runner, keys, fence, lambda: owner.owns(self.held), self._acknowledged, self.look, log)
         self._lanes = Lanes(by_key=config.concurrency > 1)
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         self._woken = asyncio.Event()
         self._slots: set[asyncio.Task[None]] = set()
+        self._starting = 0  # slots that have not taken a lane yet
         self._arrival: asyncio.Task[None] | None = None
         self._after = "0-0"
         self._caught_up = False
+        self._doubted = False  # whether the fence has to be looked at before anything more is handed out
         self._in_hand = 0
         self._untried: dict[str, int] = {}  # read and not yet handed out: id -> deliveries with the one to come
 
@@ -170,7 +172,9 @@ class Worker:
         self._woken.set()
 
     def look(self) -> None:
-        """Read again, whatever was waited for: the group may have been moved on the shard."""
+        """Read again, whatever was waited for and read ahead: the group may have been moved on the shard."""
+        self._doubted = True
+        self._woken.set()
         if self._arrival is not None:
             self._arrival.cancel()
 
@@ -190,6 +194,8 @@ class Worker:
                     await end([self._arrival])
             await self._quiet()
         except FencedError:
+            # What was read ahead is somebody else's, or to be read again.
+            self.stop()
             await self._quiet()
             self._owner.unfenced(self)
             return
@@ -226,20 +232,20 @@ class Worker:
         more = True
         while self._reading():
             self._woken.clear()
-            paused = self._owner.paused(self.fence.shard)
-            if not paused:
-                if more and self._room():
+            # First of all, so that one that has just ended does not take the place of a new one.
+            for slot in [slot for slot in self._slots if slot.done()]:
+                self._slots.discard(slot)
+                slot.result()
+            if not self._owner.paused(self.fence.shard):
+                if self._doubted or (more and self._room()):
                     more = await self._read()
-                while len(self._slots) < self._config.concurrency and self._lanes.ready > len(self._slots):
+                while len(self._slots) < self._config.concurrency and self._lanes.ready > self._starting:
                     self._start_slot()
                 if more and self._room():
                     continue
             if self._arrival is not None and self._arrival.done():
                 self._arrival, more = None, True
                 continue
-            for slot in [slot for slot in self._slots if slot.done()]:
-                self._slots.discard(slot)
-                slot.result()
             await self._woken.wait()
 
     def _room(self) -> int:
@@ -259,7 +265,7 @@ class Worker:
             self._keys,
             self.fence,
             after=self._after,
-            count=self._room(),
+            count=max(1, self._room()),
             max_bytes=self._config.prefetch_bytes - self._lanes.bytes,
         )
         try:
@@ -267,10 +273,12 @@ class Worker:
         except FencedError:
             raise
         except CoordError as error:
+            self._doubted = False
             # Said once per second and shard, not at every try: the data may be gone for good.
             self._log.warning("cannot read: %s", error, shard=self.fence.shard)
             await self._pause(_PAUSE_SECONDS)
             return True
+        self._doubted = False
         if page.recreated_at is not None:
             self._log.warning(
                 "the consumer group had vanished from the stream; made anew at %s",
@@ -297,15 +305,17 @@ class Worker:
     # --- handing out --------------------------------------------------------------------------------------------------
 
     def _start_slot(self) -> None:
+        self._starting += 1
         slot = self._loop.create_task(self._slot())
         self._slots.add(slot)
         slot.add_done_callback(lambda _: self._woken.set())
 
     def _handing_out(self) -> bool:
-        return self._reading() and not self._owner.paused(self.fence.shard)
+        return self._reading() and not self._doubted and not self._owner.paused(self.fence.shard)
 
     async def _slot(self) -> None:
         """Hand out one lane after another, until none is ready."""
+        self._starting -= 1
         while self._handing_out() and (lane := self._lanes.take()) is not None:
             try:
                 entries = await self._gather(lane)

@@ -17,9 +17,8 @@ local known = redis.call('EXISTS', key.stream) == 1 and position.last_delivered(
 local now = known and position.of(key.stream, arg.group) or ''
 if known then redis.call('HSET', key.fence, 'position', now) end
 if known and arg.delete == 1 then
-  local needed = position.needed_from(key.stream)
   for _, id in ipairs(arg.ids) do
-    if not position.less(needed, id) then redis.call('XDEL', key.stream, id) end
+    if not position.needs(key.stream, id) then redis.call('XDEL', key.stream, id) end
   end
 end
 return { 'OK', count, now }

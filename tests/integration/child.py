@@ -3,8 +3,9 @@
 Run as ``python -m tests.integration.child`` with its options as one JSON object. It appends what happens to it to a
 file, one JSON object per line: `kind` is assigned, revoked, lost, began, finished, refused or ended.
 
-Options beside those of the consumer: `notes`: that file; `hold`: while this file exists, handlers wait; `manual`: let
-the handler acknowledge; `handler_seconds`: how long it takes at least.
+Options beside those of the consumer: `notes`: that file; `hold`: while this file exists, handlers wait, or only those
+of the partition key `hold_key`; `manual`: let the handler acknowledge; `handler_seconds`: how long it takes at least;
+`deadly`: it ends the process when it meets an entry whose field ``n`` is this; `concurrency`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ def main(given: dict[str, Any]) -> None:
     notes = os.open(given["notes"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     hold = Path(given["hold"])
     manual = given.get("manual", False)
+    hold_key = given["hold_key"].encode() if "hold_key" in given else None
 
     def note(kind: str, **fields: Any) -> None:
         # One write, so that a line is never half there.
@@ -30,9 +32,11 @@ def main(given: dict[str, Any]) -> None:
 
     def handle(message: Message) -> None:
         fields = {"shard": message.shard, "id": message.id, "token": message.token[1]}
-        note("began", **fields)
+        note("began", deliveries=message.deliveries, **fields)
         time.sleep(given.get("handler_seconds", 0.0))
-        while hold.exists():
+        if message.fields.get("n", b"").decode() == given.get("deadly"):
+            os._exit(1)
+        while hold.exists() and hold_key in (None, message.key):
             time.sleep(0.002)
         if manual:
             try:
@@ -48,6 +52,7 @@ def main(given: dict[str, Any]) -> None:
         redis=RedisSettings(given["url"], timeout_seconds=1.0),
         member=given["member"],
         handler=handle,
+        concurrency=given.get("concurrency", 1),
         ack="manual" if manual else "auto",
         shutdown_seconds=5.0,
         on_assigned=lambda shards: note("assigned", shards=sorted(shards)),

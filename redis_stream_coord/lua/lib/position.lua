@@ -55,4 +55,17 @@ local function needed_from(stream)
   return lowest
 end
 
-return { before = before, last_delivered = last_delivered, of = of, less = less, needed_from = needed_from }
+-- Whether any group of the stream, whoever registered it, has yet to get or to acknowledge this very entry. What is
+-- unfinished below it does not matter: with several keys at once entries are finished in any order.
+local function needs(stream, id)
+  for _, info in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    local fields = {}
+    for i = 1, #info, 2 do fields[info[i]] = info[i + 1] end
+    if less(fields['last-delivered-id'], id) then return true end
+    if #redis.call('XPENDING', stream, fields['name'], id, id, 1) > 0 then return true end
+  end
+  return false
+end
+
+return { before = before, last_delivered = last_delivered, of = of, less = less, needed_from = needed_from,
+  needs = needs }
