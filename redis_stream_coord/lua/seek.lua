@@ -1,5 +1,5 @@
--- Move a group to another place on one shard. Its owner is fenced, so that what it has read ahead is not handed out after
--- what comes now, and gets a new token at once. What was pending is forgotten: it comes again, or is skipped.
+-- Move a group to another place on one shard. Its owner is fenced, so that what it has read ahead is not handed out
+-- after what comes now, and gets a new token at once. What was pending is forgotten: it comes again, or is skipped.
 -- @include refuse
 -- @include int
 -- @include fence
