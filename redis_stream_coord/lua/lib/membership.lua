@@ -133,6 +133,9 @@ local function claim_refused(g, log, m, index, token, fence_token, now)
   rebalance.note(log, 'claim_refused', { 'shard', int(index), 'member', m.id, 'token', int(token), 'fence_token',
     int(fence_token) })
   rebalance.grant(g, log, s, now)
+  if fence_token > 0 then return end
+  -- The exchange may have ended a drain that others waited for, or have aimed at a shard that is free.
+  for _, other in ipairs(g.order) do rebalance.grant(g, log, g.shards[other], now) end
 end
 
 return { check_incarnation = check_incarnation, check_session = check_session, join = join, leave = leave,
