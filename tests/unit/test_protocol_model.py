@@ -100,8 +100,8 @@ def group() -> Iterator[FakeGroup]:
         yield group
 
 
-def test_a_restart_gets_what_waited_for_the_drain_of_its_predecessor(group: FakeGroup) -> None:
-    """It stayed free until the deadline of the drain that the restart had ended."""
+def waiting(group: FakeGroup) -> Peer:
+    """Make a member that has one shard, has to drain another one, and waits for a third one that is free."""
     peers = {name: Peer(group, name, name) for name in "abc"}
     peers["a"].beat()
     peers["b"].beat()
@@ -115,13 +115,32 @@ def test_a_restart_gets_what_waited_for_the_drain_of_its_predecessor(group: Fake
     peers[other].beat(leaving=True)
     peers[other].next = attrs.evolve(peers[other].next, leaving=True)
     peers[other].drain()
-    assert [s.state for s in group.view().shards.values() if s.target == drainer and s.holder is None] == ["free"]
-    assert group.view().members[drainer].revoking
+    mine = group.view().members[drainer]
+    assert mine.assigned and mine.revoking and mine.pending
+    return peers[drainer]
 
-    restarted = Peer(group, drainer, "z")
-    restarted.beat(replaces=drainer)
+
+def test_a_restart_gets_what_waited_for_the_drain_of_its_predecessor(group: FakeGroup) -> None:
+    """It stayed free until the deadline of the drain that the restart had ended."""
+    peer = waiting(group)
+    restarted = Peer(group, peer.next.member, "z")
+    restarted.beat(replaces=peer.next.nonce)
     view = group.view()
     assert view.owners == {index: shard.target for index, shard in view.shards.items()}
+
+
+@pytest.mark.parametrize("shards", range(3, 9))
+def test_who_keeps_a_shard_in_exchange_gets_what_waited_for_its_drain(shards: int) -> None:
+    """It stayed free until the deadline of the drain that the exchange had cancelled."""
+    with fake_group(shards=shards, timings=_TIMINGS) as group:
+        peer = waiting(group)
+        shard, token = min(group.view().members[peer.next.member].assigned.items())
+        owned = [held for held in peer.next.owned if held.shard != shard]
+        peer.beat(owned=owned, refused=[(shard, token, 0)])  # its handler is stuck
+        view = group.view()
+        assert view.violations() == []
+        free = [one for one in view.shards.values() if one.state == "free"]
+        assert not [one for one in free if not view.members[one.target or ""].revoking], free
 
 
 def test_a_late_copy_of_a_join_does_not_swallow_a_change(group: FakeGroup) -> None:
