@@ -8,14 +8,30 @@ answer behind. On a Cluster a command cannot name keys of several slots, so each
 from __future__ import annotations
 
 import asyncio
+import time
+
+import attrs
 
 from . import commands
 from .errors import CoordError, PermissionDeniedError
 from .runner import AsyncRunner
 from .settings import RedisSettings
+from .tasks import end
 
 _BLOCK_SECONDS = 1.0
 _BLOCK_SECONDS_WITHOUT_UNBLOCK = 0.05
+# While a lot arrives, waits are begun anew no more often than this: most streams come back to wait within that time,
+# and each wait names all of them. The first arrival after a quiet time is never delayed.
+_BUSY_SECONDS = 0.002
+
+
+@attrs.define(eq=False)
+class _Waiting:
+    """One who waits: beyond which id, and what tells him."""
+
+    after: str
+    order: tuple[int, ...]
+    arrived: asyncio.Event = attrs.field(factory=asyncio.Event)
 
 
 class Waiter:
@@ -29,9 +45,11 @@ class Waiter:
     def __init__(self, settings: RedisSettings, control: AsyncRunner) -> None:
         self._runner = AsyncRunner(settings, block_seconds=_BLOCK_SECONDS)
         self._control = control
-        self._waiting: dict[str, list[tuple[str, asyncio.Event]]] = {}
+        self._waiting: dict[str, list[_Waiting]] = {}
         self._filled = asyncio.Event()
-        self._blocked: dict[str, str] | None = None  # the wait under way: stream -> id
+        self._blocked: dict[str, _Waiting] | None = None  # the wait under way: stream -> who waits from the lowest id
+        self._outdated = asyncio.Event()  # somebody waits for what the wait under way does not cover
+        self._began = 0.0
         self._connection: int | None = None
         self._can_unblock = True
 
@@ -40,44 +58,67 @@ class Waiter:
         if self._runner.is_cluster:
             await self._block({stream: after})
             return
-        one = (after, asyncio.Event())
-        self._waiting.setdefault(stream, []).append(one)
+        one = _Waiting(after, _order(after))
+        ones = self._waiting.setdefault(stream, [])
+        ones.append(one)
         self._filled.set()
+        if self._blocked is not None and (stream not in self._blocked or self._blocked[stream].order > one.order):
+            self._outdated.set()
         try:
-            # The wait under way may not have reached Redis yet, and then there is nothing to end: try again.
-            while self._blocked is not None and not self._covers(stream, after) and not await self._unblock():  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-            await one[1].wait()
+            await one.arrived.wait()
         finally:
-            if one in self._waiting.get(stream, []):
-                self._waiting[stream].remove(one)
-            if not self._waiting.get(stream):
-                self._waiting.pop(stream, None)
-
-    def _covers(self, stream: str, after: str) -> bool:
-        """Whether the wait under way ends when that stream gets an entry beyond that id."""
-        return self._blocked is not None and stream in self._blocked and _order(self._blocked[stream]) <= _order(after)
+            if one in ones:
+                ones.remove(one)
+            if not ones and self._waiting.get(stream) is ones:
+                del self._waiting[stream]
 
     async def run(self) -> None:
         """Wait for all streams of one server together, for ever."""
+        renewing = asyncio.get_running_loop().create_task(self._renew())
+        try:
+            while True:
+                await self._filled.wait()
+                if not self._waiting:
+                    self._filled.clear()
+                    continue
+                await self._not_too_often()
+                await self._wait_once()
+        finally:
+            await end([renewing])
+
+    async def _wait_once(self) -> None:
+        # Whoever waits from the lowest id is told first; the others look, and wait again.
+        lowest = {stream: min(ones, key=lambda one: one.order) for stream, ones in self._waiting.items() if ones}
+        if not lowest:
+            return
+        self._outdated.clear()
+        self._blocked = lowest
+        try:
+            arrived = await self._block({stream: one.after for stream, one in lowest.items()})
+        finally:
+            self._blocked = None
+        for stream in arrived:
+            for one in self._waiting.pop(stream, ()):
+                one.arrived.set()
+
+    async def _renew(self) -> None:
+        """End the wait under way when somebody waits for something else."""
         while True:
-            await self._filled.wait()
-            if not self._waiting:
-                self._filled.clear()
-                continue
-            # Whoever waits from the lowest id is served first; the others look, and wait again.
-            after = {stream: min((one[0] for one in ones), key=_order) for stream, ones in self._waiting.items()}
-            for stream in await self._block(after):
-                for since, arrived in self._waiting.get(stream, ()):
-                    if _order(since) >= _order(after[stream]):
-                        arrived.set()
-                self._waiting[stream] = [one for one in self._waiting.get(stream, ()) if not one[1].is_set()]
-                if not self._waiting[stream]:
-                    del self._waiting[stream]
+            await self._outdated.wait()
+            await self._not_too_often()
+            # It may not have reached Redis yet, and then there is nothing to end: try again.
+            while self._outdated.is_set() and self._blocked is not None and not await self._unblock():  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            self._outdated.clear()
+
+    async def _not_too_often(self) -> None:
+        now = time.monotonic()
+        if now - self._began < 2 * _BUSY_SECONDS:
+            await asyncio.sleep(_BUSY_SECONDS)
+        self._began = time.monotonic()
 
     async def _block(self, after: dict[str, str]) -> list[str]:
         seconds = _BLOCK_SECONDS if self._can_unblock else _BLOCK_SECONDS_WITHOUT_UNBLOCK
-        self._blocked = after
         try:
             if self._connection is None and self._can_unblock and not self._runner.is_cluster:
                 self._connection = await self._runner.run(commands.client_id(), retry=False)
@@ -89,8 +130,6 @@ class Waiter:
                 self._can_unblock = False
             await asyncio.sleep(0.1)
             return list(after)
-        finally:
-            self._blocked = None
 
     async def _unblock(self) -> bool:
         """End the wait under way. Returns whether there is nothing left to end."""
