@@ -116,7 +116,7 @@ def waiting(group: FakeGroup) -> Peer:
     peers[other].next = attrs.evolve(peers[other].next, leaving=True)
     peers[other].drain()
     mine = group.view().members[drainer]
-    assert mine.assigned and mine.revoking and mine.pending
+    assert all((mine.assigned, mine.revoking, mine.pending))
     return peers[drainer]
 
 
