@@ -100,7 +100,7 @@ class Message:
         return self._owned()
 
     def text(self, field: str, encoding: str = "utf-8") -> str:
-        """Return a field as text. Raises: `KeyError`, `UnicodeDecodeError`."""
+        """Return a field as text of that encoding. Raises: `KeyError`, `UnicodeDecodeError`."""
         return self.fields[field].decode(encoding)
 
     def ack(self) -> None:

@@ -23,7 +23,7 @@ class Monitor:
         return self._runner.run(commands.groups(self._settings.key_prefix))
 
     def describe(self, stream: str, *, group: str) -> GroupView:
-        """Return the whole record of a group. Raises: `NotFoundError`, `MetadataError`."""
+        """Return the whole record of a group of a stream. Raises: `NotFoundError`, `MetadataError`."""
         return self._runner.run(commands.describe(GroupKeys(stream, group, self._settings.key_prefix)))
 
     def close(self) -> None:
@@ -51,7 +51,7 @@ class AsyncMonitor:
         return await self._runner.run(commands.groups(self._settings.key_prefix))
 
     async def describe(self, stream: str, *, group: str) -> GroupView:
-        """Return the whole record of a group. Raises: `NotFoundError`, `MetadataError`."""
+        """Return the whole record of a group of a stream. Raises: `NotFoundError`, `MetadataError`."""
         return await self._runner.run(commands.describe(GroupKeys(stream, group, self._settings.key_prefix)))
 
     async def close(self) -> None:
