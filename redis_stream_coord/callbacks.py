@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Literal
+from typing import Any, Literal
 
+from .errors import LifecycleError
 from .models import Shards
+from .tasks import end
 
 Kind = Literal["assigned", "revoked", "lost"]
 _Callback = Callable[[Shards], Awaitable[None]]
@@ -42,6 +44,7 @@ class Callbacks:
         self._filled = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._calling: asyncio.Future[None] | None = None
 
     async def assigned(self, shard: int) -> None:
         """Wait until ``on_assigned`` has returned for a shard."""
@@ -87,12 +90,28 @@ class Callbacks:
                 function = self._functions[kind]
                 try:
                     if function is not None:
-                        await function(frozenset(shards))
+                        await self._call(function, frozenset(shards))
                 except Exception as error:  # noqa: BLE001 - the user's code; it ends the consumer, not this task
                     self._failed(error)
                 finally:
                     done.set()
             self._idle.set()
+
+    async def _call(self, function: _Callback, shards: Shards) -> None:
+        # In a task of its own: a cancellation that escapes from the user's code is told from one of this task.
+        self._calling = asyncio.ensure_future(function(shards))
+        try:
+            await asyncio.wait([self._calling])
+        finally:
+            if not self._calling.done():
+                await end([self._calling])
+        if self._calling.cancelled():
+            raise LifecycleError("a callback was cancelled from within")
+        self._calling.result()
+
+    def runs_in(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether a task is that of a callback."""
+        return task is not None and task is self._calling
 
     async def settle(self, within_seconds: float) -> None:
         """Wait until nothing is queued or running, but no longer than that."""

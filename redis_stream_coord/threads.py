@@ -47,7 +47,7 @@ class DaemonThreads:
                 raised = RuntimeError("function raised StopIteration")
                 raised.__cause__ = error
             except BaseException as error:  # noqa: BLE001 - handed on to whoever waits
-                raised = error
+                raised = _harmless(error)
             with self._lock:
                 self._unoccupied += 1
             with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
@@ -72,6 +72,15 @@ class DaemonThreads:
         """Let the threads end when they have nothing more to do."""
         for _ in self.threads:
             self._queue.put(None)
+
+
+def _harmless(error: BaseException) -> Exception:
+    """Wrap what asyncio would not take for a failure: it ends the loop, cancels whoever waits, or never arrives."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    wrapped = RuntimeError(f"a handler or callback raised {error!r}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def _set(future: asyncio.Future[T], result: Any, error: BaseException | None) -> None:

@@ -155,6 +155,7 @@ class Worker:
         self._caught_up = False
         self._doubted = False  # whether the fence has to be looked at before anything more is handed out
         self._in_hand = 0
+        self._cancelled = False
         self._untried: dict[str, int] = {}  # read and not yet handed out: id -> deliveries with the one to come
 
     @property
@@ -178,6 +179,10 @@ class Worker:
         if self._arrival is not None:
             self._arrival.cancel()
 
+    def runs_in(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether a task is that of a handler."""
+        return task in self._slots
+
     async def flush(self) -> None:
         """Send the acknowledgements that are queued. Raises: `FencedError`: none of them counted."""
         await self._acks.flush()
@@ -200,6 +205,7 @@ class Worker:
             self._owner.unfenced(self)
             return
         except asyncio.CancelledError:
+            self._cancelled = True
             await end(self._slots)
             raise
         await self._owner.draining(self)
@@ -333,7 +339,8 @@ class Worker:
     async def _gather(self, lane: Lane) -> list[Entry]:
         """Take what goes to the handler in one call."""
         batch = self._config.batch
-        if batch is None:
+        # What may have killed its owner goes alone, so that its count is its own and the others get through.
+        if batch is None or lane.entries[0].deliveries > 1:
             return self._lanes.pop(lane, 1)
         deadline = time.monotonic() + batch.within_seconds
         while len(lane.entries) < batch.max_size and (left := deadline - time.monotonic()) > 0 and self._handing_out():
@@ -362,7 +369,10 @@ class Worker:
             if not self._reading() or await self._attempt(messages):
                 return
             # One of them is bad. One by one, the others get through.
-            await self._pause(self._config.retry.delay(1))
+            delays = [message.taken_delay() for message in messages]
+            await self._pause(max((one for one in delays if one is not None), default=self._config.retry.delay(1)))
+            for message in messages:
+                message.deliveries += 1
         for message, entry in zip(messages, ready, strict=True):
             await self._until_handled(message, entry)
 
@@ -418,7 +428,10 @@ class Worker:
             if not withdrawn.taken:
                 self._untried.update(untried)
             raise
-        except Exception as error:  # noqa: BLE001 - whatever the application raises means "not handled"
+        except (Exception, asyncio.CancelledError) as error:
+            # Whatever the application raises means "not handled", a cancellation that escapes from it too.
+            if isinstance(error, asyncio.CancelledError) and self._cancelled:
+                raise
             telemetry.handled.add(len(messages), {telemetry.OUTCOME: "failed"})
             for message in messages:
                 message.error = error
