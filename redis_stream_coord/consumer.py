@@ -111,6 +111,7 @@ class AsyncConsumer:
         self._engine: Engine | None = None
         self._task: asyncio.Task[None] | None = None
         self._offers: asyncio.Queue[_Offer] = asyncio.Queue()
+        self._was_signalled = False
         self._pid = os.getpid()
 
     @property
@@ -146,9 +147,10 @@ class AsyncConsumer:
                 loop.remove_signal_handler(number)
 
     def _signalled(self, number: signal.Signals) -> None:
-        if self._engine is None or self._engine.stopping:
+        if self._engine is None or self._was_signalled:
             _end_at_once(number)
         else:
+            self._was_signalled = True
             self._engine.stop()
 
     async def start(self) -> None:
@@ -172,7 +174,7 @@ class AsyncConsumer:
         await self.wait()
 
     def request_stop(self, *, hold: bool = False) -> None:
-        """Begin to stop, and return at once."""
+        """Begin to stop, and return at once. `hold`: see `stop`."""
         if self._engine is not None:
             self._engine.stop(hold=hold)
             # What the loop has not taken: nobody may ever ask for it.
@@ -189,10 +191,13 @@ class AsyncConsumer:
             Whether it has stopped.
 
         Raises:
+            LifecycleError: called from a handler or callback of the consumer, where it would wait for itself.
             what `run` raises.
         """
-        if self._task is None:
+        if self._task is None or self._engine is None:
             return True
+        if self._engine.runs_in(asyncio.current_task()):
+            raise LifecycleError("a handler cannot wait for its own consumer", hint="Call request_stop().")
         done, _ = await asyncio.wait([self._task], timeout=timeout_seconds)
         if not done:
             return False
@@ -269,7 +274,7 @@ class AsyncConsumer:
         """Send all acknowledgements that are queued.
 
         Raises:
-            RedisUnavailableError: they could not be sent in time.
+            RedisUnavailableError: they could not be sent within `timeout_seconds`.
         """
         if self._engine is not None:
             await _within(timeout_seconds, self._engine.flush())
@@ -397,6 +402,7 @@ class Consumer:
         self._last_thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._offers: queue.SimpleQueue[_Offer | None] = queue.SimpleQueue()
+        self._was_signalled = False
         self._pid = os.getpid()
 
     def _in_thread(self, function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
@@ -434,9 +440,10 @@ class Consumer:
                 signal.signal(number, handler)
 
     def _signalled(self, number: int, _frame: FrameType | None) -> None:
-        if self._engine is None or self._engine.stopping:
+        if self._engine is None or self._was_signalled:
             _end_at_once(number)
         else:
+            self._was_signalled = True
             self.request_stop()
 
     def start(self) -> None:
@@ -478,7 +485,7 @@ class Consumer:
         self.wait()
 
     def request_stop(self, *, hold: bool = False) -> None:
-        """Begin to stop, and return at once. May be called from a handler or a signal handler."""
+        """Begin to stop, and return at once. May be called from a handler or a signal handler. `hold`: see `stop`."""
 
         def stop(engine: Engine) -> None:
             engine.stop(hold=hold)

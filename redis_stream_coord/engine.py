@@ -365,6 +365,10 @@ class Engine:
         for worker in self._workers.values():
             worker.wake()
 
+    def runs_in(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether a task is that of a handler or callback, which the end of this engine waits for."""
+        return self._callbacks.runs_in(task) or any(worker.runs_in(task) for worker in self._workers.values())
+
     async def flush(self) -> None:
         """Send all acknowledgements that are queued."""
         for worker in list(self._workers.values()):

@@ -353,7 +353,9 @@ class Session:
             return []
         if self.state is State.JOINING and not self._asked:
             return self._end(Input.STOP, "stopped before it joined")
-        self._hold = hold
+        if self.state is not State.LEAVING:
+            # The first word counts: a stop that only follows, at the end of a ``with``, does not undo a hold.
+            self._hold = hold
         self._move(Input.LEAVE)
         self.urgent, self._failures = True, 0
         return self._drain([s.held for s in self._shards.values() if s.state in _HOLDING])
