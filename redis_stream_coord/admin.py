@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from . import commands, routing
 from .commands import Command, Saga
-from .errors import AlreadyExistsError, ConfigError, CoordError, NotFoundError
+from .errors import AlreadyExistsError, ConfigError, CoordError, MetadataError, NotFoundError
 from .keys import GroupKeys, StreamKeys
 from .models import GroupView, Layout, Timings
 from .runner import AsyncRunner, SyncRunner
@@ -133,6 +133,9 @@ class _Sagas:
         except NotFoundError as error:
             # Perhaps an earlier call got only so far; the rest is done if the stream still knows the group.
             missing = error
+        if missing is None and (yield from self._exists(keys)):
+            # The same request again, and the group has been created anew since: that one is not to be taken apart.
+            return
         try:
             layout = yield commands.layout(StreamKeys(keys.stream, keys.prefix))
         except NotFoundError:
@@ -148,6 +151,15 @@ class _Sagas:
         yield commands.enlist(keys, present=False)
         if missing is not None:
             raise missing
+
+    def _exists(self, keys: GroupKeys) -> Saga[bool]:
+        try:
+            yield commands.describe(keys)
+        except NotFoundError:
+            return False
+        except MetadataError:
+            pass
+        return True
 
     def retain(self, stream: str, retention: Retention, reason: str, request_id: str | None) -> Saga[None]:
         kept = _retention(retention)

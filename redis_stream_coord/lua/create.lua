@@ -22,7 +22,7 @@
 -- @arg audit list            field, value, ... of the audit entry
 -- @returns OK, incarnation
 -- @error EXISTS
-local before = audit.find(key.audit, arg.request_id)
+local before = audit.find(key.audit, 'create', arg.request_id)
 if before and before['outcome'] == 'accepted' then return { 'OK', before['detail'] } end
 if redis.call('EXISTS', key.metadata) == 1 then
   local g = group.open(key.metadata)

@@ -16,7 +16,7 @@
 -- @returns OK, 1 if it was there
 -- @error NOT_EMPTY
 -- @error GROUP_NOT_FOUND
-local before = audit.find(key.audit, arg.request_id)
+local before = audit.find(key.audit, 'delete', arg.request_id)
 if before and before['outcome'] == 'accepted' then return { 'OK', before['detail'] } end
 if redis.call('EXISTS', key.metadata) == 0 then
   audit.add(key.audit, 'delete', 'refused', 'GROUP_NOT_FOUND', '', arg)

@@ -9,6 +9,6 @@
 -- @arg audit list   field, value, ... of the audit entry
 -- @returns OK, 1 if this request was recorded before
 group.open(key.metadata)
-if audit.find(key.audit, arg.request_id) then return { 'OK', 1 } end
+if audit.find(key.audit, arg.action, arg.request_id) then return { 'OK', 1 } end
 audit.add(key.audit, arg.action, 'accepted', 'OK', arg.detail, arg)
 return { 'OK', 0 }

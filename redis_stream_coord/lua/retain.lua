@@ -10,7 +10,7 @@
 -- @arg audit list         field, value, ... of the audit entry
 -- @returns OK, version, incarnation, epoch, shards, routing, layout id, state, retention, groups
 local record = layout.open(key.record, arg.protocol)
-if not audit.find(key.audit, arg.request_id) then
+if not audit.find(key.audit, 'retain', arg.request_id) then
   if record.retention ~= arg.retention then
     record.retention, record.version = arg.retention, record.version + 1
     redis.call('HSET', key.record, 'retention', record.retention, 'version', int(record.version))

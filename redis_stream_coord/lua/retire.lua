@@ -10,7 +10,7 @@
 local stored = fence.read(key.fence)
 if redis.call('EXISTS', key.stream) == 1 then redis.call('XGROUP', 'DESTROY', key.stream, arg.group) end
 local incarnation = stored.incarnation
-if stored.member ~= '-' then incarnation = math.max(incarnation + 1, clock.now_us()) end
+if stored.nonce ~= '-' then incarnation = math.max(incarnation + 1, clock.now_us()) end
 redis.call('DEL', key.fence)
 redis.call('HSET', key.fence, 'incarnation', int(incarnation), 'token', '0', 'member', '-', 'nonce', '-')
 return { 'OK', int(incarnation) }

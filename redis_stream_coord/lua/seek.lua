@@ -18,6 +18,6 @@ if id == '$' then
 end
 redis.call('XGROUP', 'DESTROY', key.stream, arg.group)
 redis.call('XGROUP', 'CREATE', key.stream, arg.group, id)
-redis.call('HSET', key.fence, 'incarnation', int(stored.incarnation), 'token', int(stored.token), 'member', '-', 'nonce',
-  'sought', 'position', id)
+redis.call('HSET', key.fence, 'incarnation', int(stored.incarnation), 'token', int(stored.token), 'member', '-',
+  'nonce', 'sought', 'position', id)
 return { 'OK', id }

@@ -3,12 +3,12 @@
 local KEPT = 10000
 local SEARCHED = 1000
 
--- What was recorded for a request id, among the last `SEARCHED` entries: field -> value, or nil.
-local function find(key, request_id)
+-- What was recorded for a request id and action, among the last `SEARCHED` entries: field -> value, or nil.
+local function find(key, action, request_id)
   for _, entry in ipairs(redis.call('XREVRANGE', key, '+', '-', 'COUNT', SEARCHED)) do
     local fields = {}
     for i = 1, #entry[2], 2 do fields[entry[2][i]] = entry[2][i + 1] end
-    if fields['request_id'] == request_id then return fields end
+    if fields['request_id'] == request_id and fields['action'] == action then return fields end
   end
 end
 
