@@ -12,7 +12,7 @@ import attrs
 import fakeredis
 import redis
 from fakeredis import _helpers
-from fakeredis.commands_mixins import server_mixin
+from fakeredis.commands_mixins import scripting_mixin, server_mixin
 from fakeredis.model import _stream
 
 from redis_stream_coord import commands
@@ -26,6 +26,14 @@ T = TypeVar("T")
 # Every place where the in-memory server reads the time; each module asks `time.time()`.
 _CLOCKED = (_helpers, server_mixin, _stream)
 _BEGIN_MS = 1_700_000_000_000
+
+
+def _pcall(self: Any, runtime: Any, expected: Any, *command: Any) -> Any:
+    """As the in-memory server does it, but with the error as text, as in Redis, and not as an object of Python."""
+    try:
+        return self._lua_redis_call(runtime, expected, *command)
+    except Exception as error:
+        return runtime.table_from({b"err": str(error).encode()})
 
 
 @attrs.define
@@ -109,6 +117,7 @@ def virtual_time() -> Iterator[Clock]:
     with contextlib.ExitStack() as stack:
         for module in _CLOCKED:
             stack.enter_context(mock.patch.object(module, "time", SimpleNamespace(time=clock.time)))
+        stack.enter_context(mock.patch.object(scripting_mixin.ScriptingCommandsMixin, "_lua_redis_pcall", _pcall))
         yield clock
 
 
