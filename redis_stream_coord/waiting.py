@@ -18,6 +18,8 @@ from .runner import AsyncRunner
 from .settings import RedisSettings
 from .tasks import end
 
+# Nothing ever comes from a stream that vanished, or to a consumer group that did: so let them look now and then.
+LOOK_AGAIN_SECONDS = 10.0
 _BLOCK_SECONDS = 1.0
 _BLOCK_SECONDS_WITHOUT_UNBLOCK = 0.05
 # While a lot arrives, waits are begun anew no more often than this: most streams come back to wait within that time,
@@ -64,9 +66,11 @@ class Waiter:
         self._filled.set()
         if self._blocked is not None and (stream not in self._blocked or self._blocked[stream].order > one.order):
             self._outdated.set()
+        timer = asyncio.get_running_loop().call_later(LOOK_AGAIN_SECONDS, one.arrived.set)
         try:
             await one.arrived.wait()
         finally:
+            timer.cancel()
             if one in ones:
                 ones.remove(one)
             if not ones and self._waiting.get(stream) is ones:

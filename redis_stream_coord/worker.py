@@ -24,8 +24,6 @@ from .runner import AsyncRunner
 from .tasks import end
 
 _PAUSE_SECONDS = 1.0  # between tries while the shard's stream is missing
-# A wait for entries does not end when the stream or its consumer group vanishes: so look now and then.
-LOOK_AGAIN_SECONDS = 10.0
 _RESERVED = RESERVED_PREFIX.encode()
 _TRACE_FIELDS = tuple(RESERVED_PREFIX + name for name in ("traceparent", "tracestate"))
 
@@ -304,7 +302,8 @@ class Worker:
             self._ledger.finished.intersection_update([*self._acks.ids, *(entry.id for entry in page.entries)])
         if page.wait_after is None:
             return True
-        self._arrival = self._loop.create_task(self._wait_for_entries(page.wait_after))
+        waiting = self._owner.wait_for_entries(self.fence.shard, page.wait_after)
+        self._arrival = self._loop.create_task(waiting)
         self._arrival.add_done_callback(lambda _: self._woken.set())
         return False
 
@@ -532,10 +531,6 @@ class Worker:
         )
 
     # --- waiting ------------------------------------------------------------------------------------------------------
-
-    async def _wait_for_entries(self, after: str) -> None:
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._owner.wait_for_entries(self.fence.shard, after), LOOK_AGAIN_SECONDS)
 
     async def _quiet(self) -> None:
         """Wait until nothing is in a handler."""
