@@ -11,7 +11,8 @@ import pytest
 
 from redis_stream_coord import DeadLetter, FencedError, LifecycleError, Message, NotFoundError
 from redis_stream_coord.commands import ack, claim, read
-from tests.integration.kit import FAST, GROUP, SLOW, Bench, Crew, Peer, Recorder
+from redis_stream_coord.waiting import LOOK_AGAIN_SECONDS
+from tests.integration.kit import FAST, GROUP, SLOW, Bench, Crew, Peer, Recorder, taking_at_most
 from tests.waiting import eventually
 
 
@@ -74,6 +75,25 @@ def test_entry_that_failed_is_not_acknowledged_and_its_count_outlives_its_owner(
     b.finishes(*ids)
     assert b.recorder.ids() == ids
     assert [handled.deliveries for handled in b.recorder.began] == [len(a.recorder.began) + 1, 1]
+
+
+def test_entry_that_comes_as_the_last_handler_ends_is_noticed(bench: Bench, crew: Crew) -> None:
+    bench.create(shards=1)
+    count = 400
+    key = bench.key_of(0)
+    over = threading.Event()
+
+    def publish_next(message: Message) -> None:
+        number = int(message.text("n")) + 1
+        if number < count:
+            bench.producer.publish({"n": str(number)}, key=key)
+        else:
+            over.set()
+
+    crew.start("a", Recorder(publish_next)).owns(0)
+    bench.producer.publish({"n": "0"}, key=key)
+    with taking_at_most(LOOK_AGAIN_SECONDS - 1, f"{count} entries, one after another"):
+        assert over.wait(30)
 
 
 def test_entry_that_was_only_read_ahead_does_not_count_as_delivered(bench: Bench, crew: Crew) -> None:
@@ -222,7 +242,7 @@ def test_trimmed_entries_block_nothing(bench: Bench, crew: Crew) -> None:
 def test_vanished_stream_is_said_so_and_comes_back_with_create(
     bench: Bench, crew: Crew, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("redis_stream_coord.worker.LOOK_AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr("redis_stream_coord.waiting.LOOK_AGAIN_SECONDS", 0.2)
     bench.create(shards=2)
     a = crew.start("a")
     a.owns(0, 1)
