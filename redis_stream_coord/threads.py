@@ -42,10 +42,6 @@ class DaemonThreads:
             raised: BaseException | None = None
             try:
                 result = context.run(function, *arguments)
-            except StopIteration as error:
-                # A future cannot carry it; coroutines make the same of it.
-                raised = RuntimeError("function raised StopIteration")
-                raised.__cause__ = error
             except BaseException as error:  # noqa: BLE001 - handed on to whoever waits
                 raised = _harmless(error)
             with self._lock:
