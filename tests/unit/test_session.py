@@ -392,6 +392,13 @@ def test_holding_ends_at_once_with_nothing_to_drain(session: Recorded) -> None:
     assert session.state is State.GONE
 
 
+def test_a_hold_is_not_undone_by_a_stop_that_follows(session: Recorded) -> None:
+    session.own(s0=11)
+    session.leave(hold=True)
+    assert session.leave(hold=False) == []
+    assert not session.request().leaving
+
+
 @pytest.mark.parametrize("error", [UNKNOWN, REPLACED, NO_GROUP], ids=lambda e: e.word)
 def test_who_leaves_and_is_not_known_is_gone(session: Recorded, error: CoordError) -> None:
     session.own(s0=11)

@@ -57,26 +57,34 @@ def test_arguments_and_result() -> None:
         assert asyncio.run(threads.call(lambda: None)) is None
 
 
-@pytest.mark.parametrize("error", [ValueError("v"), KeyError("k"), asyncio.CancelledError(), GeneratorExit()])
-def test_an_exception_comes_to_whoever_waits(error: BaseException) -> None:
+@pytest.mark.parametrize("error", [ValueError("v"), KeyError("k"), TimeoutError()])
+def test_an_exception_comes_to_whoever_waits(error: Exception) -> None:
     def fail() -> None:
         raise error
 
     async def scenario() -> None:
-        with pytest.raises(type(error)):
+        with pytest.raises(type(error)) as raised:
             await threads.call(fail)
+        assert raised.value is error
         assert await threads.call(lambda: 1) == 1
 
     with made(1) as threads:
         asyncio.run(scenario())
 
 
-def test_stop_iteration_does_not_leave_anybody_waiting() -> None:
-    """A future cannot carry it; a handler with a bare `next()` raises it."""
+@pytest.mark.parametrize(
+    "error", [StopIteration(), asyncio.CancelledError(), GeneratorExit(), SystemExit(1), KeyboardInterrupt()]
+)
+def test_what_asyncio_takes_for_something_else_comes_as_a_failure(error: BaseException) -> None:
+    """A future cannot carry the first, a handler with a bare `next()` raises it; the others would end the wrong thing."""
+
+    def fail() -> None:
+        raise error
 
     async def scenario() -> None:
-        with pytest.raises(RuntimeError, match="StopIteration"):
-            await asyncio.wait_for(threads.call(next, iter(())), 5)
+        with pytest.raises(RuntimeError, match=type(error).__name__) as raised:
+            await asyncio.wait_for(threads.call(fail), 5)
+        assert raised.value.__cause__ is error
 
     with made(1) as threads:
         asyncio.run(scenario())
