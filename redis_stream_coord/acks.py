@@ -82,9 +82,12 @@ class Acks:
         self._queue.append(entry_id)
         if delete:
             self._deletes.add(entry_id)
+        self._schedule()
+
+    def _schedule(self) -> None:
         if len(self._queue) >= ACK_BATCH:
             self._send_soon()
-        elif self._timer is None:
+        elif self._queue and self._timer is None:
             self._timer = self._loop.call_later(ACK_DELAY_SECONDS, self._send_soon)
 
     def _send_soon(self) -> None:
@@ -98,7 +101,8 @@ class Acks:
 
     async def _send(self) -> None:
         try:
-            await self.flush()
+            # No more than is there now: what comes meanwhile waits for company of its own.
+            await self._flush(len(self._queue))
         except FencedError:
             # The reading side meets the same fence, and reports it; at once, not when it has room again.
             self._fenced()
@@ -112,8 +116,23 @@ class Acks:
         Raises:
             FencedError: nothing of it was acknowledged.
         """
+        await self._flush(None)
+
+    async def _flush(self, most: int | None) -> None:
+        try:
+            await self._send_queued(most)
+        except FencedError:
+            raise
+        except BaseException:
+            # Perhaps only whoever waited for it has gone away.
+            self._schedule()
+            raise
+        self._schedule()
+
+    async def _send_queued(self, most: int | None) -> None:
+        sent = 0
         async with self._sending:
-            while self._queue and self._owns():
+            while self._queue and self._owns() and (most is None or sent < most):
                 batch = self._queue[:ACK_BATCH]
                 keep = [entry_id for entry_id in batch if entry_id not in self._deletes]
                 delete = [entry_id for entry_id in batch if entry_id in self._deletes]
@@ -128,6 +147,7 @@ class Acks:
                     await asyncio.sleep(_AGAIN_SECONDS)
                     continue
                 del self._queue[: len(batch)]
+                sent += len(batch)
                 self._acknowledged(batch)
                 self._deletes.difference_update(batch)
                 telemetry.acknowledged.add(len(batch))

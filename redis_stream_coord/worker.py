@@ -382,6 +382,10 @@ class Worker:
         while self._reading():
             try:
                 if await self._attempt([message]):
+                    if message.deliveries > 1:
+                        # If the next one kills this process, this one shall not come again and be blamed for it.
+                        with contextlib.suppress(CoordError):
+                            await self.flush()
                     return
             except Withdrawn:
                 continue
