@@ -76,7 +76,7 @@ def test_an_exception_comes_to_whoever_waits(error: Exception) -> None:
     "error", [StopIteration(), asyncio.CancelledError(), GeneratorExit(), SystemExit(1), KeyboardInterrupt()]
 )
 def test_what_asyncio_takes_for_something_else_comes_as_a_failure(error: BaseException) -> None:
-    """A future cannot carry the first, a handler with a bare `next()` raises it; the others would end the wrong thing."""
+    """A future cannot carry the first, which a bare `next()` raises; the others would end the wrong thing."""
 
     def fail() -> None:
         raise error
