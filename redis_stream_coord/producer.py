@@ -46,6 +46,7 @@ _LEASE_SECONDS = 10.0
 _CLOSED_PAUSE_SECONDS = 0.005
 _BATCH = 100  # entries per script call: Redis does nothing else meanwhile
 _PIPELINE = 64  # script calls per round trip
+_MAX_FIELDS = 3500  # Lua hands at most 8,000 values to one call, and would fail in the midst of a batch
 
 
 class _Layouts:
@@ -167,6 +168,12 @@ class _Publishing:
                     stream=self.keys.stream,
                 )
             flat += [field, value]
+        if self.fenced and len(flat) > 2 * _MAX_FIELDS:
+            raise ConfigError(
+                f"an entry of {len(outgoing.fields)} fields is too large",
+                stream=self.keys.stream,
+                hint=f"Use at most {_MAX_FIELDS}, those of the library included, or pack them into one field.",
+            )
         return _Entry(key, outgoing.event_id, flat)
 
     def publish(self, entry: _Entry) -> Saga[Receipt]:

@@ -177,6 +177,13 @@ def test_what_cannot_be_stored_is_refused_before_anything_is_sent(publishing: _P
         publishing.prepare(outgoing)
 
 
+def test_an_entry_of_too_many_fields_is_refused_before_anything_is_sent(publishing: _Publishing) -> None:
+    """In the script it failed after others of its batch had been appended, and they were reported as failed too."""
+    publishing.prepare(Outgoing(fields={str(number): "" for number in range(3400)}, key="k", event_id="e"))
+    with pytest.raises(ConfigError, match="4000 fields"):
+        publishing.prepare(Outgoing(fields={str(number): "" for number in range(4000)}, key="k"))
+
+
 def test_batches_keep_the_order_of_each_shard(publishing: _Publishing) -> None:
     entries = [publishing.prepare(Outgoing(fields={}, key=str(number))) for number in range(1000)]
     batches = publishing.batches(layout(), entries)
