@@ -29,7 +29,7 @@ class Links:
 
     def __init__(self, settings: RedisSettings) -> None:
         self.control = AsyncRunner(settings)
-        self.data = AsyncRunner(settings)
+        self.data = AsyncRunner(settings, together=True)
         self.waiter = Waiter(settings, self.control)
         self._settings = settings
         self._users = 0

@@ -10,6 +10,7 @@ does. The retries of redis-py are off: it would repeat what must not be repeated
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
@@ -28,8 +29,9 @@ from redis.asyncio.retry import Retry as AsyncRetry
 
 from . import telemetry
 from .commands import Command, Pause, Saga
-from .errors import CoordError, CorruptMetadataError, PermissionDeniedError, RedisUnavailableError
+from .errors import CoordError, CorruptMetadataError, LifecycleError, PermissionDeniedError, RedisUnavailableError
 from .settings import RedisSettings
+from .tasks import end
 
 T = TypeVar("T")
 
@@ -47,6 +49,10 @@ _TRANSIENT = (
     EOFError,
 )
 _TRANSIENT_WORDS = ("OOM", "MISCONF", "NOREPLICAS", "MASTERDOWN", "LOADING", "BUSY", "UNBLOCKED", "READONLY")
+
+
+# So many commands at most go in one round trip of a runner that sends them together.
+_TOGETHER = 64
 
 
 def translate(error: Exception, name: str) -> CoordError:
@@ -74,6 +80,17 @@ def translate(error: Exception, name: str) -> CoordError:
             hint="Something else wrote to the library's keys.",
         )
     return CoordError(f"{name} failed: {type(error).__name__}: {text}")
+
+
+def check_process(pid: int) -> None:
+    """Raise `LifecycleError` in another process than that in which an object was made: connections and threads do not
+    survive a fork, and one connection used by two processes mixes up their answers.
+    """
+    if pid != os.getpid():
+        raise LifecycleError(
+            "this object was made before a fork",
+            hint="Make it in the child process: its connections and threads do not survive a fork.",
+        )
 
 
 def _line(command: Command[Any], *, by_source: bool = False) -> tuple[Any, ...]:
@@ -192,6 +209,7 @@ class SyncRunner:
     def __init__(self, settings: RedisSettings) -> None:
         self.settings = settings
         self._client: Any = None
+        self._pid = os.getpid()
 
     def run(self, command: Command[T], *, retry: bool = True) -> T:
         """Send one command.
@@ -208,9 +226,12 @@ class SyncRunner:
             CoordError: a refusal of the script, by its error word.
         """
         with telemetry.tracer.start_as_current_span(f"redis_stream_coord {command.name}"):
-            if retry and command.idempotent:
-                return cast(T, tenacity.Retrying(**_policy(self.settings))(self._once, command))
-            return self._once(command)
+            try:
+                return self._once(command)
+            except RedisUnavailableError:
+                if not (retry and command.idempotent):
+                    raise
+            return cast(T, tenacity.Retrying(**_policy(self.settings))(self._once, command))
 
     def drive(self, saga: Saga[T]) -> T:
         """Run a saga to its end and return its result."""
@@ -227,8 +248,8 @@ class SyncRunner:
                     step = saga.throw(error)
                 else:
                     step = saga.send(result)
-        except StopIteration as end:
-            return cast(T, end.value)
+        except StopIteration as over:
+            return cast(T, over.value)
 
     def pipeline(self, commands: Sequence[Command[T]]) -> Sequence[T | CoordError]:
         """Send many commands in one go, where one server has all keys; one after another on Cluster.
@@ -260,6 +281,7 @@ class SyncRunner:
             return error
 
     def _connected(self) -> Any:
+        check_process(self._pid)
         if self._client is None:
             self._client = _make(self.settings, _Sync, self.settings.timeout_seconds)
         return self._client
@@ -294,27 +316,35 @@ class SyncRunner:
 
 
 class AsyncRunner:
-    """Sends commands from a coroutine, one at a time over one connection; on Cluster, one per node and call.
+    """Sends commands from a coroutine, over one connection; on Cluster, over one per node and call.
 
     Parameters:
         settings: how to reach Redis.
         block_seconds: longest time that a blocking command sent through this runner may block.
+        together: commands that come while others are on their way go in one round trip after them, in no order that
+            anybody may count on. Otherwise they go one at a time.
     """
 
-    def __init__(self, settings: RedisSettings, *, block_seconds: float = 0.0) -> None:
+    def __init__(self, settings: RedisSettings, *, block_seconds: float = 0.0, together: bool = False) -> None:
         self.settings = settings
+        self._together = together
+        self._queue: list[tuple[Command[Any], asyncio.Future[Any]]] = []
+        self._sender: asyncio.Task[None] | None = None
         self.is_cluster = settings.address.topology == "cluster"
         self._timeout_seconds = settings.timeout_seconds + block_seconds
         self._client: Any = None
         self._lock = asyncio.Lock()
-        self._client_id: int | None = None
+        self._pid = os.getpid()
 
     async def run(self, command: Command[T], *, retry: bool = True) -> T:
         """Send one command; see `SyncRunner.run`."""
         with telemetry.tracer.start_as_current_span(f"redis_stream_coord {command.name}"):
-            if retry and command.idempotent:
-                return cast(T, await tenacity.AsyncRetrying(**_policy(self.settings))(self._once, command))
-            return await self._once(command)
+            try:
+                return await self._once(command)
+            except RedisUnavailableError:
+                if not (retry and command.idempotent):
+                    raise
+            return cast(T, await tenacity.AsyncRetrying(**_policy(self.settings))(self._once, command))
 
     async def drive(self, saga: Saga[T]) -> T:
         """Run a saga to its end and return its result."""
@@ -327,8 +357,8 @@ class AsyncRunner:
                     step = saga.throw(error)
                 else:
                     step = saga.send(result)
-        except StopIteration as end:
-            return cast(T, end.value)
+        except StopIteration as over:
+            return cast(T, over.value)
 
     async def pipeline(self, commands: Sequence[Command[T]]) -> Sequence[T | CoordError]:
         """Send many commands in one go; see `SyncRunner.pipeline`."""
@@ -358,6 +388,8 @@ class AsyncRunner:
                 async with self._lock:
                     client = await self._connected()
                 answer = await self._send(client, command)
+            elif self._together:
+                answer = await self._queued(command)
             else:
                 async with self._lock:
                     answer = await self._send(await self._connected(), command)
@@ -370,6 +402,7 @@ class AsyncRunner:
         return command.parse(answer)
 
     async def _connected(self) -> Any:
+        check_process(self._pid)
         if self._client is None:
             client = _make(self.settings, _Async, self._timeout_seconds)
             if self.is_cluster:
@@ -387,8 +420,50 @@ class AsyncRunner:
         except redis.exceptions.NoScriptError:
             return await client.execute_command(*_line(command, by_source=True))
 
+    def _queued(self, command: Command[Any]) -> asyncio.Future[Any]:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+        self._queue.append((command, answer))
+        if self._sender is None or self._sender.done():
+            self._sender = loop.create_task(self._send_queued())
+        return answer
+
+    async def _send_queued(self) -> None:
+        """Send what is queued. A task of its own: whoever is cancelled meanwhile leaves no answer unread."""
+        while self._queue:
+            batch, self._queue = self._queue[:_TOGETHER], self._queue[_TOGETHER:]
+            try:
+                async with self._lock:
+                    answers = await self._send_many(await self._connected(), [command for command, _ in batch])
+            except Exception as error:  # noqa: BLE001 - handed on to whoever waits
+                answers = [error] * len(batch)
+            for (_, waiting), answer in zip(batch, answers, strict=True):
+                if waiting.done():
+                    continue
+                if isinstance(answer, Exception):
+                    waiting.set_exception(answer)
+                else:
+                    waiting.set_result(answer)
+
+    async def _send_many(self, client: Any, commands: Sequence[Command[Any]]) -> list[Any]:
+        if len(commands) == 1:
+            return [await self._send(client, commands[0])]
+        pipe = client.pipeline(transaction=False)
+        for command in commands:
+            pipe.execute_command(*_line(command))
+        answers = list(await pipe.execute(raise_on_error=False))
+        for position, answer in enumerate(answers):
+            if isinstance(answer, redis.exceptions.NoScriptError):
+                try:
+                    answers[position] = await self._send(client, commands[position])
+                except redis.exceptions.RedisError as error:
+                    answers[position] = error
+        return answers
+
     async def close(self) -> None:
         """Close the connections."""
+        if self._sender is not None:
+            await end([self._sender])
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
