@@ -10,7 +10,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from types import TracebackType
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from .settings import RedisSettings
 Start = Literal["oldest", "new"]
 Retention = Literal["all", "consumed"] | int
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _PLACES = {"oldest": "0-0", "newest": "$"}
 
 
@@ -41,7 +42,9 @@ def _place(to: str | datetime) -> str:
     if isinstance(to, datetime):
         if to.tzinfo is None:
             raise ConfigError(f"to={to!r} has no time zone")
-        return f"{max(0, round(to.timestamp() * 1000) - 1)}-18446744073709551615"
+        # Rounded down, and without floating point: what was published in the rest of that millisecond comes too.
+        ms = (to - _EPOCH) // timedelta(milliseconds=1)
+        return f"{ms - 1}-18446744073709551615" if ms > 0 else "0-0"
     if to in _PLACES:
         return _PLACES[to]
     if re.fullmatch(r"\d+(-\d+)?", to):

@@ -79,6 +79,7 @@ class Engine:
         self._ledgers: dict[int, Ledger] = {}
         self._paused: set[int] = set()
         self._paused_all = False
+        self._resumed: set[int] = set()  # since all were paused
         self._drain_began: dict[Held, float] = {}
         self._beat = asyncio.Event()
         self._stop_deadline: float | None = None
@@ -312,7 +313,12 @@ class Engine:
 
     def unfenced(self, worker: Worker) -> None:
         telemetry.state_conflicts.add(1, self._attributes)
-        self._apply(self.session.unfenced(worker.held))
+        claims = self.session.unfenced(worker.held)
+        self._apply(claims)
+        if not claims and self._workers.get(worker.held.shard) is worker:
+            # It was asked back meanwhile. Nobody else would report it, and nothing of it can be acknowledged any more.
+            self._callbacks.lost(frozenset({worker.held.shard}))
+            self.drained(worker)
 
     async def draining(self, worker: Worker) -> None:
         """The handler is done, and nothing is acknowledged yet that a callback may still want to add to."""
@@ -331,7 +337,7 @@ class Engine:
         self._beat_if_urgent()
 
     def paused(self, shard: int) -> bool:
-        return self._paused_all or shard in self._paused
+        return shard in self._paused or (self._paused_all and shard not in self._resumed)
 
     def stuck(self, worker: Worker, entry_ids: list[str]) -> None:
         telemetry.stuck_handlers.add(1, {**self._attributes, telemetry.SHARD: worker.held.shard})
@@ -353,6 +359,7 @@ class Engine:
         """Hand out nothing more of these shards (all, also later ones, if ``None``), and keep them."""
         if shards is None:
             self._paused_all = True
+            self._resumed.clear()
         else:
             self._paused |= set(shards)
 
@@ -361,7 +368,9 @@ class Engine:
         if shards is None:
             self._paused_all, self._paused = False, set()
         else:
-            self._paused -= set(shards)
+            chosen = set(shards)
+            self._paused -= chosen
+            self._resumed |= chosen
         for worker in self._workers.values():
             worker.wake()
 

@@ -24,6 +24,7 @@ from .runner import AsyncRunner
 from .tasks import end
 
 _PAUSE_SECONDS = 1.0  # between tries while the shard's stream is missing
+_PAUSED_SECONDS = 0.05  # between looks whether an entry that failed may be tried again on a paused shard
 _RESERVED = RESERVED_PREFIX.encode()
 _TRACE_FIELDS = tuple(RESERVED_PREFIX + name for name in ("traceparent", "tracestate"))
 
@@ -380,6 +381,9 @@ class Worker:
         if poison is not None and entry.deliveries > poison.after_deliveries and await self._give_up(message, entry):
             return
         while self._reading():
+            if self._owner.paused(self.fence.shard):
+                await self._pause(_PAUSED_SECONDS)
+                continue
             try:
                 if await self._attempt([message]):
                     if message.deliveries > 1:

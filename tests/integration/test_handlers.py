@@ -195,15 +195,15 @@ def test_refused_entry_comes_again_in_place_after_its_delay(bench: Bench, crew: 
     ids = publish_numbers(bench, 3)
 
     def handle(message: Message) -> None:
-        if message.id == ids[1]:
+        if message.shard == 0 and message.id == ids[1]:
             at.append(time.monotonic())
             if len(at) < 3:
                 message.nack(delay_seconds=0.5)
 
     # Its own pauses are much longer, so the delay asked for is the one that counts.
     a = crew.start("a", Recorder(handle), retry=Retry(backoff_seconds=60.0, max_backoff_seconds=60.0))
-    others = bench.fill(1, 3)
-    a.finishes(*others)
+    bench.fill(1, 3)
+    eventually(lambda: len(a.recorder.done(1)) == 3, what="the other shard")
     eventually(lambda: len(a.recorder.done(0)) == 5, what="everything")
     assert a.recorder.ids(0) == [ids[0], ids[1], ids[1], ids[1], ids[2]]
     assert [one.deliveries for one in a.recorder.began if one.id == ids[1] and one.shard == 0] == [1, 2, 3]
@@ -227,8 +227,9 @@ def test_pauses_between_tries_grow_while_other_shards_go_on(bench: Bench, crew: 
     eventually(lambda: len(tries) == 1, what="the first try")
     while len(tries) < 3:
         # Each of them is served in a pause of the other shard.
-        a.finishes(*bench.fill(1))
-    a.finishes(bad, after)
+        (other,) = bench.fill(1)
+        eventually(lambda other=other: other in a.recorder.done(1), what="the other shard")
+    eventually(lambda: len(a.recorder.done(0)) == 2, what="this shard")
     assert a.recorder.ids(0) == [bad] * 4 + [after]
     assert len(a.recorder.ids(1)) > 3
     pauses = [later - earlier for earlier, later in zip(tries, tries[1:], strict=False)]  # noqa: RUF007
