@@ -23,6 +23,7 @@ from .errors import ConfigError, LifecycleError, RedisUnavailableError
 from .models import Health, Lag, Message, Shards
 from .options import Ack, Decode, Options
 from .policies import Batch, DeadLetter, Poison, Retry
+from .runner import check_process
 from .settings import RedisSettings
 from .threads import DaemonThreads
 from .worker import Withdrawn
@@ -157,7 +158,7 @@ class AsyncConsumer:
         """Begin to consume in the background. Raises: `LifecycleError` if it was started before."""
         if self._task is not None:
             raise LifecycleError("a consumer can be started only once", hint="Make a new one.")
-        _check_process(self._pid)
+        check_process(self._pid)
         self._engine = Engine(self._config)
         self._task = asyncio.get_running_loop().create_task(self._engine.run())
 
@@ -318,14 +319,6 @@ def _end_at_once(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def _check_process(pid: int) -> None:
-    if pid != os.getpid():
-        raise LifecycleError(
-            "this object was made before a fork",
-            hint="Make it in the child process: its connections and threads do not survive a fork.",
-        )
-
-
 class Consumer:
     """Consumes the shards of a stream that the group assigns to it; for plain functions.
 
@@ -450,7 +443,7 @@ class Consumer:
         """Begin to consume in the background. Raises: `LifecycleError` if it was started before."""
         if self._started:
             raise LifecycleError("a consumer can be started only once", hint="Make a new one.")
-        _check_process(self._pid)
+        check_process(self._pid)
         self._started = True
         self._loop = background.acquire()
         future = asyncio.run_coroutine_threadsafe(self._run(), self._loop)
@@ -504,6 +497,7 @@ class Consumer:
             LifecycleError: called from the consumer's own threads, where it would wait for itself.
             what `run` raises.
         """
+        check_process(self._pid)
         if not self._started:
             return True
         own = (*self._threads.threads, *self._callback_threads.threads)
@@ -581,11 +575,13 @@ class Consumer:
         return lag or {}
 
     def _soon(self, call: Callable[[Engine], None]) -> None:
+        check_process(self._pid)
         if self._loop is not None and self._engine is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(call, self._engine)
 
     def _in_loop(self, call: Callable[[Engine], Any]) -> Any:
+        check_process(self._pid)
         if self._loop is None or self._engine is None or self._over.is_set():
             return None
         return asyncio.run_coroutine_threadsafe(call(self._engine), self._loop).result()
