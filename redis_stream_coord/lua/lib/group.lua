@@ -20,26 +20,7 @@ local SHARD = '^target=(%S+) holder=(%S+) token=(%d+) state=(%a+) deadline_ms=(%
 local SHARD_STATES = { free = true, assigned = true, revoking = true }
 local MEMBER_STATES = { active = true, leaving = true }
 
--- '0:17,3:18' <-> { [0] = 17, [3] = 18 }: shard -> token; '-' for none. nil if it is neither.
-local function parse_held(text)
-  local held, count = {}, 0
-  for shard, token in string.gmatch(text, '(%d+):(%d+)') do
-    held[tonumber(shard)] = tonumber(token)
-    count = count + 1
-  end
-  local _, separators = string.gsub(text, '[^%d]', '')
-  if text ~= '-' and separators ~= math.max(1, 2 * count - 1) then return nil end
-  return held
-end
-
--- '0,3' <-> { [0] = true, [3] = true }, likewise.
-local function parse_set(text)
-  local set = {}
-  if text ~= '-' and not string.match(text, '^[%d,]+$') then return nil end
-  for shard in string.gmatch(text, '%d+') do set[tonumber(shard)] = true end
-  return set
-end
-
+-- { [0] = 17, [3] = 18 } -> '0:17,3:18', shard and token; { [0] = true, [3] = true } -> '0,3'; '-' for none.
 local function format_list(shards)
   local order, parts = {}, {}
   for shard in pairs(shards) do order[#order + 1] = shard end
@@ -50,6 +31,23 @@ local function format_list(shards)
   end
   return #parts > 0 and table.concat(parts, ',') or '-'
 end
+
+-- The way back; nil for anything that is not written so, from the first character to the last, in ascending order.
+local function parse(text, pattern)
+  local shards, last, at = {}, -1, 1
+  if text == '-' then return shards end
+  for from, shard, token, comma, to in string.gmatch(text, pattern) do
+    shard = tonumber(shard)
+    if from ~= at or shard <= last or (comma == '') ~= (to > #text) then return nil end
+    shards[shard], last, at = type(token) == 'number' or tonumber(token), shard, to
+  end
+  return last >= 0 and at > #text and shards or nil
+end
+
+local function parse_held(text) return parse(text, '()(%d+):(%d+)(,?)()') end
+
+-- A place instead of a token: shards only.
+local function parse_set(text) return parse(text, '()(%d+)()(,?)()') end
 
 local function some(text) return text ~= '-' and text or nil end
 
