@@ -2,7 +2,6 @@
 -- and cannot read any more once its shards are retired.
 -- @include clock
 -- @include refuse
--- @include int
 -- @include group
 -- @include events
 -- @include audit
@@ -23,11 +22,18 @@ if redis.call('EXISTS', key.metadata) == 0 then
   refuse('GROUP_NOT_FOUND')
 end
 if arg.force == 0 then
-  group.complete(group.open(key.metadata))
-  local live = redis.call('ZRANGEBYSCORE', key.leases, '(' .. int(clock.now_ms()), '+inf', 'LIMIT', 0, 10)
+  local g, now, live = group.open(key.metadata), clock.now_ms(), {}
+  group.complete(g)
+  for id in pairs(g.members) do
+    -- Whose lease was lost may be alive: the next heartbeat of anybody gives it a full one.
+    local deadline = redis.call('ZSCORE', key.leases, id)
+    if not deadline or tonumber(deadline) > now then live[#live + 1] = id end
+  end
   if #live > 0 then
-    audit.add(key.audit, 'delete', 'refused', 'NOT_EMPTY', table.concat(live, ' '), arg)
-    refuse('NOT_EMPTY', table.concat(live, ' '))
+    table.sort(live)
+    local names = table.concat(live, ' ', 1, math.min(#live, 10))
+    audit.add(key.audit, 'delete', 'refused', 'NOT_EMPTY', names, arg)
+    refuse('NOT_EMPTY', names)
   end
 end
 redis.call('DEL', key.metadata, key.leases)

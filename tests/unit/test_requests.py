@@ -9,8 +9,14 @@ import pytest
 
 from redis_stream_coord import commands
 from redis_stream_coord.admin import _Sagas
-from redis_stream_coord.commands import Fence, Pause
-from redis_stream_coord.errors import AlreadyExistsError, CoordError, MetadataRegressionError, NotFoundError
+from redis_stream_coord.commands import Fence, HeartbeatRequest, Pause
+from redis_stream_coord.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    CoordError,
+    MetadataRegressionError,
+    NotFoundError,
+)
 from redis_stream_coord.models import Timings
 from tests.unit.fake import FakeGroup, fake_group
 
@@ -91,6 +97,34 @@ def test_one_id_for_two_kinds_of_request_is_two_requests(group: FakeGroup) -> No
         group.view()
     create(group, "c2")
     assert works(group)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_group_with_live_members_is_not_deleted_even_if_their_leases_were_lost(group: FakeGroup, lost: bool) -> None:
+    """Without the set of leases nobody looked alive, though everybody gets a full lease at the next heartbeat."""
+    request = HeartbeatRequest(
+        member="a",
+        nonce="n",
+        epoch=0,
+        incarnation=0,
+        version=0,
+        assignment_epoch=0,
+        weight=1.0,
+        replaces=None,
+        leaving=False,
+        owned=[],
+        revoked=[],
+        refused=[],
+    )
+    group.run(commands.heartbeat(group.keys, request))
+    if lost:
+        group.client.delete(group.keys.leases)
+    delete_gently = commands.delete(group.keys, force=False, request_id="d1", audit={})
+    with pytest.raises(ConflictError, match="live members: a"):
+        group.run(delete_gently)
+    if not lost:
+        group.clock.advance(16)
+        group.run(delete_gently)
 
 
 @pytest.mark.parametrize("sought", [False, True])
