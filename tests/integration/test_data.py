@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from redis_stream_coord import DeadLetter, FencedError, LifecycleError, Message, NotFoundError
+from redis_stream_coord import DeadLetter, FencedError, LifecycleError, Message, NotFoundError, Timings
 from redis_stream_coord.commands import ack, claim, read
 from redis_stream_coord.waiting import LOOK_AGAIN_SECONDS
 from tests.integration.kit import FAST, GROUP, SLOW, Bench, Crew, Peer, Recorder, taking_at_most
@@ -285,14 +285,16 @@ def test_flushed_server_stops_the_consumers_and_nothing_brings_the_metadata_back
 def test_deleted_group_stops_its_consumers_and_a_new_one_is_joined(
     bench: Bench, crew: Crew, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = bench.create(shards=2, timings=SLOW)
+    # Neither heartbeat nor lease can be how they hear of it, and yet they try again soon.
+    timings = Timings(heartbeat_seconds=1.5, lease_seconds=60.0, rebalance_seconds=60.0)
+    before = bench.create(shards=2, timings=timings)
     a = crew.start("a")
     ids = bench.fill(0) + bench.fill(1)
     a.finishes(*ids)
     with pytest.raises(Exception, match="live members"):
         bench.delete()
     bench.delete(force=True)
-    eventually(lambda: a.calls[-1].kind == "lost", within_seconds=SLOW.heartbeat_seconds / 3, what="on_lost")
+    eventually(lambda: a.calls[-1].kind == "lost", within_seconds=0.8, what="on_lost")
     assert logged(caplog, "the group does not exist any more")()
     assert not a.consumer.health.ok
     assert "no such group" in a.consumer.health.waits_for
@@ -336,7 +338,7 @@ def test_group_can_start_at_new_entries_only(bench: Bench, crew: Crew) -> None:
     assert recorder.ids() == ids
 
 
-def tries_to_join(bench: Bench, count: int = 5) -> None:
+def tries_to_join(bench: Bench, count: int = 3) -> None:
     """Wait until scripts were called so many times more; of the test's own calls none is a script."""
 
     def calls() -> int:
