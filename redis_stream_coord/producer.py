@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ from .errors import (
 )
 from .keys import StreamKeys
 from .models import EVENT_ID_FIELD, KEY_FIELD, RESERVED_PREFIX, Fields, Layout, Outgoing, Receipt, Route
-from .runner import AsyncRunner, SyncRunner
+from .runner import AsyncRunner, SyncRunner, check_process
 from .settings import RedisSettings
 from .tasks import end
 
@@ -489,8 +490,10 @@ class AsyncProducer:
         self._make_runner: Callable[[], AsyncRunner] = lambda: AsyncRunner(settings)
         self._runner: AsyncRunner | None = None
         self._refresher: asyncio.Task[None] | None = None
+        self._pid = os.getpid()
 
     def _connected(self) -> AsyncRunner:
+        check_process(self._pid)
         if self._runner is None:
             self._runner = self._make_runner()
         return self._runner
