@@ -480,7 +480,7 @@ class Engine:
         return Health(
             ok=session.trouble is None and session.state is State.MEMBER and now < session.lease_until,
             state=session.state.value,
-            lease_remaining_seconds=max(0.0, session.lease_until - now),
+            lease_remaining_seconds=0.0 if session.finished else max(0.0, session.lease_until - now),
             progress_age_seconds=max((time.monotonic() - at for at in progress), default=0.0),
             waits_for=waits,
         )
