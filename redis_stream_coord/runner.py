@@ -397,7 +397,7 @@ class AsyncRunner:
             raise
         except Exception as error:
             if isinstance(error, redis.exceptions.ReadOnlyError):
-                await self.close()
+                await self._disconnect()
             raise translate(error, command.name) from error
         return command.parse(answer)
 
@@ -432,18 +432,15 @@ class AsyncRunner:
         """Send what is queued. A task of its own: whoever is cancelled meanwhile leaves no answer unread."""
         while self._queue:
             batch, self._queue = self._queue[:_TOGETHER], self._queue[_TOGETHER:]
+            # What they get if this task is cancelled: somebody waits for each.
+            answers: list[Any] = [redis.exceptions.ConnectionError("the connection was closed")] * len(batch)
             try:
                 async with self._lock:
                     answers = await self._send_many(await self._connected(), [command for command, _ in batch])
             except Exception as error:  # noqa: BLE001 - handed on to whoever waits
                 answers = [error] * len(batch)
-            for (_, waiting), answer in zip(batch, answers, strict=True):
-                if waiting.done():
-                    continue
-                if isinstance(answer, Exception):
-                    waiting.set_exception(answer)
-                else:
-                    waiting.set_result(answer)
+            finally:
+                _hand_on(batch, answers)
 
     async def _send_many(self, client: Any, commands: Sequence[Command[Any]]) -> list[Any]:
         if len(commands) == 1:
@@ -461,9 +458,25 @@ class AsyncRunner:
         return answers
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections. Whoever still waits for an answer gets `RedisUnavailableError`."""
         if self._sender is not None:
             await end([self._sender])
+        left, self._queue = self._queue, []
+        _hand_on(left, [redis.exceptions.ConnectionError("the connection was closed")] * len(left))
+        await self._disconnect()
+
+    async def _disconnect(self) -> None:
+        """Close the connections; the next command makes new ones."""
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
+
+
+def _hand_on(batch: Sequence[tuple[Command[Any], asyncio.Future[Any]]], answers: Sequence[Any]) -> None:
+    for (_, waiting), answer in zip(batch, answers, strict=True):
+        if waiting.done():
+            continue
+        if isinstance(answer, Exception):
+            waiting.set_exception(answer)
+        else:
+            waiting.set_result(answer)
