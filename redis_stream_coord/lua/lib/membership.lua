@@ -103,18 +103,21 @@ local function reassign(g, log, m, s, now)
     end
   end
   if not heir then return end
+  local in_step = g.assignment_epoch == g.group_epoch
   g.group_epoch = g.group_epoch + 1
   rebalance.aim(g, log, s, heir, now)
-  if (counts[heir] or 0) >= (counts[m.id] or 0) then
-    for _, index in ipairs(g.order) do
-      local other = g.shards[index]
-      if other.target == heir and index ~= s.index then
-        rebalance.aim(g, log, other, m.id, now)
-        break
-      end
+  local swap
+  for _, index in ipairs(g.order) do
+    local other = g.shards[index]
+    if other.target == heir and index ~= s.index then
+      -- Rather what the heir has had for long: another one with a stuck handler must not come straight back.
+      local mine = other.holder == heir
+      if not swap or (mine and (swap.holder ~= heir or other.token < swap.token)) then swap = other end
     end
   end
-  g.assignment_epoch = g.group_epoch
+  if swap and (counts[heir] or 0) >= (counts[m.id] or 0) then rebalance.aim(g, log, swap, m.id, now) end
+  -- If something else has changed too, the whole target is computed anew right after.
+  if in_step then g.assignment_epoch = g.group_epoch end
 end
 
 -- The member cannot use a grant. Either the shard's fence is ahead of it: the counter was lost in a failover. It jumps
