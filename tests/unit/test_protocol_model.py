@@ -22,7 +22,7 @@ from redis_stream_coord.models import Held, Timings
 from tests.unit.fake import FakeGroup, fake_group
 from tests.unit.world import World
 
-SCHEDULES = int(os.environ.get("REDIS_STREAM_COORD_SCHEDULES", "70"))
+SCHEDULES = int(os.environ.get("REDIS_STREAM_COORD_SCHEDULES", "50"))
 STEPS = int(os.environ.get("REDIS_STREAM_COORD_STEPS", "60"))
 _TIMINGS = Timings(heartbeat_seconds=3, lease_seconds=15, rebalance_seconds=20)
 
@@ -141,6 +141,34 @@ def test_who_keeps_a_shard_in_exchange_gets_what_waited_for_its_drain(shards: in
         assert view.violations() == []
         free = [one for one in view.shards.values() if one.state == "free"]
         assert not [one for one in free if not view.members[one.target or ""].revoking], free
+
+
+def test_of_two_shards_with_stuck_handlers_neither_comes_straight_back(group: FakeGroup) -> None:
+    """The first one was what came back in exchange for the second one."""
+    a, b = Peer(group, "a", "a"), Peer(group, "b", "b")
+    a.beat()
+    b.beat()
+    a.beat()
+    a.drain()
+    b.beat()
+    mine = group.view().members["a"].assigned
+    a.beat(owned=[], refused=[(shard, token, 0) for shard, token in sorted(mine.items())])
+    view = group.view()
+    assert {view.shards[shard].target for shard in mine} == {"b"}
+    assert view.violations() == []
+
+
+def test_an_exchange_does_not_hide_another_change_of_the_same_heartbeat(group: FakeGroup) -> None:
+    a, b = Peer(group, "a", "a"), Peer(group, "b", "b")
+    a.beat()
+    b.beat()
+    a.beat()
+    a.drain()
+    b.beat()
+    (shard, token), *rest = sorted(group.view().members["a"].assigned.items())
+    a.beat(owned=[Held(*pair) for pair in rest], refused=[(shard, token, 0)], weight=3.0)
+    targets = [one.target for one in group.view().shards.values()]
+    assert sorted(targets) == ["a", "a", "a", "b"]
 
 
 def test_a_late_copy_of_a_join_does_not_swallow_a_change(group: FakeGroup) -> None:
