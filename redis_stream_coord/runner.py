@@ -67,10 +67,12 @@ def translate(error: Exception, name: str) -> CoordError:
         return PermissionDeniedError(
             f"Redis refused the credentials: {text}", hint="Check user name and password of RedisSettings."
         )
-    if isinstance(error, redis.exceptions.NoPermissionError) or text.startswith("NOPERM") or "NOPERM" in text[:60]:
+    # Before 7.2 a script that lacks a right gets a plain error, which does not even name the right.
+    in_script = "The user executing the script can't" in text
+    if isinstance(error, redis.exceptions.NoPermissionError) or "NOPERM" in text[:60] or in_script:
         return PermissionDeniedError(
             f"Redis refused {name}: {text}",
-            hint="The Redis user lacks this right; see the ACL page of the docs.",
+            hint="The Redis user lacks this right; ACL LOG names it, and the ACL page of the docs lists all.",
         )
     if isinstance(error, _TRANSIENT) or text.startswith(_TRANSIENT_WORDS):
         return RedisUnavailableError(f"{name} got no answer from Redis: {type(error).__name__}: {text}")
