@@ -10,6 +10,7 @@ import redis
 
 from redis_stream_coord import (
     Admin,
+    ConflictError,
     Consumer,
     CoordError,
     DeadLetter,
@@ -98,6 +99,8 @@ def test_each_role_can_do_its_work(users: Server) -> None:
                 assert monitor.describe(STREAM, group=GROUP).violations() == []
             admin.seek(STREAM, group=GROUP, to="oldest", reason="a test")
             eventually(lambda: len(handled) > 22, what="something is handled again")
+            with pytest.raises(ConflictError):
+                admin.delete(STREAM, group=GROUP, reason="a test")
         admin.retain(STREAM, retention="all", reason="a test")
         with server.client(protocol=2) as client:
             audited = client.xrange(GroupKeys(STREAM, GROUP).audit)
