@@ -67,8 +67,8 @@ def translate(error: Exception, name: str) -> CoordError:
         return PermissionDeniedError(
             f"Redis refused the credentials: {text}", hint="Check user name and password of RedisSettings."
         )
-    # Before 7.2 a script that lacks a right gets a plain error, which does not even name the right.
-    in_script = "The user executing the script can't" in text
+    # In a script a missing right is a plain error; before 7.2 it does not even name the right.
+    in_script = "The user executing the script can't" in text or text.startswith("ACL failure in script")
     if isinstance(error, redis.exceptions.NoPermissionError) or "NOPERM" in text[:60] or in_script:
         return PermissionDeniedError(
             f"Redis refused {name}: {text}",
@@ -399,7 +399,9 @@ class AsyncRunner:
             raise
         except Exception as error:
             if isinstance(error, redis.exceptions.ReadOnlyError):
-                await self._disconnect()
+                # Not under another command: it would connect anew, for a client that nobody closes any more.
+                async with self._lock:
+                    await self._disconnect()
             raise translate(error, command.name) from error
         return command.parse(answer)
 
