@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import threading
 import time
 from pathlib import Path
 
-from redis_stream_coord import AsyncConsumer, AsyncProducer, Message, Outgoing
-from tests.integration.kit import GROUP, SLOW, Bench, Crew, Recorder, taking_at_most, two_servers
-from tests.waiting import aeventually, eventually
+from redis_stream_coord import Message, Outgoing
+from tests.integration.kit import Bench, Crew, Recorder, taking_at_most, two_servers
+from tests.waiting import eventually
 
 pytestmark = two_servers
 
@@ -133,27 +131,6 @@ def test_ack_delete_leaves_nothing_behind_where_keys_finish_in_any_order(bench: 
     eventually(lambda: [one for one, _ in bench.redis.xrange(bench.stream_key(0))] == held, what="the others deleted")
     a.recorder.release()
     eventually(lambda: bench.redis.xlen(bench.stream_key(0)) == 0, what="the last one deleted")
-
-
-def test_entry_that_comes_just_as_the_last_one_is_finished_does_not_wait(bench: Bench) -> None:
-    bench.create(shards=1, timings=SLOW)
-
-    async def main() -> None:
-        at: list[float] = []
-        async with AsyncProducer(bench.stream, redis=bench.url) as producer:
-
-            async def handle(_: Message) -> None:
-                at.append(time.monotonic())
-                if len(at) < 300:
-                    await producer.publish({"n": "1"}, key="k")
-
-            consumer = AsyncConsumer(bench.stream, group=GROUP, redis=bench.url, member="a", handler=handle)
-            async with consumer:
-                await producer.publish({"n": "1"}, key="k")
-                await aeventually(lambda: len(at) == 300, within_seconds=30, what="all of them, one after another")
-        assert max(after - before for before, after in itertools.pairwise(at)) < 5
-
-    asyncio.run(main())
 
 
 # --- shards ---------------------------------------------------------------------------------------------------------
