@@ -185,6 +185,12 @@ def _make(settings: RedisSettings, kinds: Any, timeout_seconds: float) -> Any:
     return kinds.client(host=host, port=port, **options)
 
 
+def _sentinels(client: Any) -> list[Any]:
+    """Return the clients that a client asks for the primary; closing it does not close them."""
+    manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
+    return [] if manager is None else list(manager.sentinels)
+
+
 class _Sync:
     client = redis.Redis
     cluster = redis.cluster.RedisCluster
@@ -314,7 +320,8 @@ class SyncRunner:
         """Close the connections."""
         client, self._client = self._client, None
         if client is not None:
-            client.close()
+            for one in (*_sentinels(client), client):
+                one.close()
 
 
 class AsyncRunner:
@@ -473,7 +480,8 @@ class AsyncRunner:
         """Close the connections; the next command makes new ones."""
         client, self._client = self._client, None
         if client is not None:
-            await client.aclose()
+            for one in (*_sentinels(client), client):
+                await one.aclose()
 
 
 def _hand_on(batch: Sequence[tuple[Command[Any], asyncio.Future[Any]]], answers: Sequence[Any]) -> None:

@@ -348,7 +348,6 @@ def test_options_of_the_users_client_change_nothing(bench: Bench, crew: Crew, pr
 # --- failover ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.chaos
 def test_consumer_and_producer_go_on_after_a_failover(stream: str) -> None:
     with SentinelServers("redis7") as servers:
         settings = RedisSettings(servers.url, timeout_seconds=0.5)
@@ -377,6 +376,22 @@ def test_consumer_and_producer_go_on_after_a_failover(stream: str) -> None:
         finally:
             crew.stop()
             bench.close()
+
+
+def test_nothing_is_left_of_the_connections_to_sentinel(stream: str) -> None:
+    with SentinelServers("redis7") as servers, servers.sentinel.client(protocol=2) as sentinel:
+        known = {client["id"] for client in sentinel.client_list()}
+
+        def asked() -> bool:
+            return bool({client["id"] for client in sentinel.client_list()} - known)
+
+        bench = Bench(servers.url, servers.primary.client(protocol=2), stream)
+        bench.create(shards=1)
+        with Consumer(stream, group=GROUP, redis=servers.url, handler=lambda _: None) as consumer:
+            eventually(lambda: consumer.assignment, what="the shard")
+            assert asked()
+        bench.close()
+        eventually(lambda: not asked(), what="no connection to Sentinel left")
 
 
 # --- a script that hangs --------------------------------------------------------------------------------------------
