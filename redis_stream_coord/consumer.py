@@ -50,7 +50,7 @@ class AsyncConsumer:
         ack: ``auto``: after the handler succeeded, or when the loop asks for the next message; ``manual``: only by
             `Message.ack`.
         decode: makes `Message.value` of the fields, for example ``lambda fields: json.loads(fields["data"])``. A plain
-            function; if it raises, the entry counts as failed.
+            function that runs on the event loop, so a quick one; if it raises, the entry counts as failed.
         retry: what to do after a handler failed.
         poison: what to do with an entry that fails again and again: `Poison` or `DeadLetter`. ``None``: try for ever.
         max_handler_seconds: when a handler takes longer, its shard is given up, to another member if there is one.

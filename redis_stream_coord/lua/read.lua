@@ -69,18 +69,26 @@ end
 
 local wait_after = ''
 if caught_up then
-  -- Look before reading: what has been read is pending, and could not be put back.
-  local delivered, room = position.last_delivered(key.stream, arg.group), 0
-  local new = redis.call('XRANGE', key.stream, '(' .. delivered, '+', 'COUNT', arg.count - #page + 1)
-  for i = 1, math.min(#new, arg.count - #page) do
-    if not fits(new[i]) then break end
-    entries[#entries + 1], deliveries[#entries + 1], room = new[i], 1, i
+  -- Look before reading: what has been read is pending, and could not be put back. A few at first, then twice as many
+  -- each time: no more than about twice what fits is fetched, however large the entries are.
+  local delivered, room, want, size, more = position.last_delivered(key.stream, arg.group), 0, arg.count - #page, 4, nil
+  while more == nil do
+    local chunk = redis.call('XRANGE', key.stream, '(' .. delivered, '+', 'COUNT', math.min(size, want - room + 1))
+    if #chunk < math.min(size, want - room + 1) then more = false end
+    for _, entry in ipairs(chunk) do
+      if room == want or not fits(entry) then
+        more = true
+        break
+      end
+      entries[#entries + 1], deliveries[#entries + 1], room, delivered = entry, 1, room + 1, entry[1]
+    end
+    size = size * 2
   end
   if room > 0 then
     redis.call('XREADGROUP', 'GROUP', arg.group, arg.member, 'COUNT', room, 'STREAMS', key.stream, '>')
-    last, delivered = new[room][1], new[room][1]
+    last = delivered
   end
-  if room == #new then wait_after = delivered end
+  if not more then wait_after = delivered end
   -- Deleting a consumer throws its pending entries away, so only those without any; checked right here, at the end of
   -- a takeover.
   local took_over = arg.after == '0-0' or #page > 0
