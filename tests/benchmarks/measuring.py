@@ -89,12 +89,17 @@ class Cost:
         return self.usec / self.calls if self.calls else 0.0
 
 
+def costs(client: redis.Redis) -> dict[str, Cost]:
+    """What each command cost Redis since CONFIG RESETSTAT."""
+    stats = client.info("commandstats")
+    return {name.removeprefix("cmdstat_"): Cost(int(stat["calls"]), int(stat["usec"])) for name, stat in stats.items()}
+
+
 def cost(client: redis.Redis, command: str, work: Callable[[], object]) -> Cost:
     """Run `work` and return what `command` cost Redis meanwhile. Nothing else may use the server."""
     client.config_resetstat()
     work()
-    stats = client.info("commandstats").get(f"cmdstat_{command}", {"calls": 0, "usec": 0})
-    return Cost(int(stats["calls"]), int(stats["usec"]))
+    return costs(client).get(command, Cost(0, 0))
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from redis_stream_coord import Outgoing, Producer
 from redis_stream_coord.keys import GroupKeys
-from tests.benchmarks.measuring import Bench, Table, median, seconds, streams
+from tests.benchmarks.measuring import Bench, Table, cost, median, seconds, streams
 
 _SHARDS = 16
 _SINGLE = 1_000
@@ -98,7 +98,5 @@ def _server_cost(bench: Bench, keys: GroupKeys, producer: Producer) -> None:
             ("publish", lambda: _singles(producer), "evalsha"),
             ("publish, event_id", lambda: _singles(producer, event_ids=True), "evalsha"),
         ):
-            client.config_resetstat()
-            work()
-            table.row(title, client.info("commandstats")[f"cmdstat_{command}"]["usec"] / _SINGLE)
+            table.row(title, cost(client, command, work).usec / _SINGLE)
     table.show()

@@ -25,7 +25,7 @@ import redis
 from redis_stream_coord import AsyncConsumer, Message
 from redis_stream_coord.keys import GroupKeys
 from redis_stream_coord.models import Shards
-from tests.benchmarks.measuring import GROUP, Bench, Table, median, percentile, streams
+from tests.benchmarks.measuring import GROUP, Bench, Cost, Table, costs, median, percentile, streams
 from tests.benchmarks.processes import Child, now_ms, received
 
 _SHARDS = 256
@@ -109,6 +109,7 @@ class _Join:
     claimed: dict[int, float] = attrs.field(factory=dict)
     read: dict[int, float] = attrs.field(factory=dict)
     expected: int | None = None
+    commands: dict[str, Cost] = attrs.field(factory=dict)
 
     @property
     def over(self) -> bool:
@@ -119,7 +120,7 @@ class _Source:
     """Publishes to every shard in turn, more often to those that move; and follows the events of the group."""
 
     def __init__(self, client: redis.Redis, keys: GroupKeys) -> None:
-        self._client = client
+        self.client = client
         self._events = keys.events
         self._names = streams(keys, _SHARDS)
         self._last = client.xrevrange(self._events, count=1)[0][0]
@@ -139,7 +140,7 @@ class _Source:
         """Publish what is due. Returns: events since the last time, each with the server's ms."""
         self._tick = max(self._tick + _TICK_MS, now_ms() - _TICK_MS)
         time.sleep(max(0.0, self._tick - now_ms()) / 1000)
-        pipe = self._client.pipeline(transaction=False)
+        pipe = self.client.pipeline(transaction=False)
         pipe.xread({self._events: self._last}, count=1_000)
         now = now_ms()
         for shard in self._due(now):
@@ -203,6 +204,7 @@ def run(bench: Bench) -> None:
 def _join(source: _Source, joiner: Child, member: str) -> _Join:
     join = _Join()
     deadline = now_ms() + _DEADLINE_MS
+    source.client.config_resetstat()
     joiner.pipe.send(("join", member))
     started = wall = 0.0
     waiting: list[tuple[float, dict[bytes, bytes]]] = []
@@ -224,6 +226,7 @@ def _join(source: _Source, joiner: Child, member: str) -> _Join:
         waiting.clear()
         for shard in join.read:
             source.calm(shard)
+    join.commands = costs(source.client)
     return join
 
 
@@ -296,6 +299,11 @@ def _show(joins: Sequence[_Join], pauses: dict[str, list[_Pauses]]) -> None:
         table.row(name, median(times), percentile(times, 90), max(times))
     moved = "-".join(map(str, sorted({len(join.moving) for join in joins})))
     table.show(f"{len(joins)} joins; {moved} shards move. {_PROCESSES} processes x {_MEMBERS_EACH} members.")
+    table = Table("rebalance: what Redis did meanwhile", "command", "calls", "server ms")
+    for name in ("evalsha", "xrange", "client|unblock"):
+        spent = [join.commands.get(name, Cost(0, 0)) for join in joins]
+        table.row(name, f"{median([c.calls for c in spent]):.0f}", median([c.usec / 1000 for c in spent]))
+    table.show("The trickle's reads and acknowledgements are among them.")
     table = Table("rebalance: shards that do not move, ms", "what", "quiet median", "max", "join median", "max")
     for name in ("longest_gap", "delay_median", "delay_p99", "delay_longest"):
         quiet, during = ([getattr(p, name) for p in pauses[period]] for period in ("quiet", "join"))
