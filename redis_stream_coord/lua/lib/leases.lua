@@ -17,6 +17,8 @@ end
 -- Put right what `look` found: a member without a lease, and everybody after Redis was away, gets one full lease
 -- before anybody is expired; leases without a member go. Needs the complete group.
 local function settle(leases, g, now)
+  -- A lease of nobody makes up for a missing one in the count.
+  for _, id in ipairs(leases.expired) do leases.differs = leases.differs or not g.members[id] end
   if not leases.away and not leases.differs then return end
   for id, m in pairs(g.members) do
     if m and (leases.away or not redis.call('ZSCORE', leases.key, id)) then leases.set[id] = now + g.lease_ms end

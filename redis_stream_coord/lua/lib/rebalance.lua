@@ -153,6 +153,10 @@ local function housekeep(g, log, held_leases, now)
   end
   for _, index in ipairs(g.order) do
     local s = g.shards[index]
+    if s.state == 'revoking' and held_leases.away and s.deadline_ms < now + g.lease_ms then
+      -- While Redis was away nobody could report a drain either.
+      s.deadline_ms, s.dirty = now + g.lease_ms, true
+    end
     if s.state == 'revoking' and s.deadline_ms <= now then
       remove(g, log, held_leases, g.members[s.holder], 'member_fenced', now)
     end
