@@ -210,3 +210,60 @@ def test_a_session_that_was_fenced_and_began_anew_by_a_late_copy_of_its_join_is_
     with pytest.raises(CoordError) as refused:
         a.beat()
     assert refused.value.word == word
+
+
+# --- what Redis lost, or was away for -------------------------------------------------------------------------------
+
+
+def test_whoever_comes_back_first_fences_nobody_who_could_not_report(group: FakeGroup) -> None:
+    """The leases began anew, but the time to drain had passed for a member that could not say it was done."""
+    a, b = Peer(group, "a", "a"), Peer(group, "b", "b")
+    a.beat()
+    b.beat()
+    a.beat()
+    group.clock.advance(600)
+    b.beat()
+    group.clock.advance(3)
+    b.beat()
+    assert set(group.view().members) == {"a", "b"}
+    a.drain()
+    assert group.view().owners == {0: "a", 1: "a", 2: "b", 3: "b"}
+
+
+def test_who_does_not_drain_after_redis_was_away_is_fenced_one_lease_later(group: FakeGroup) -> None:
+    a, b = Peer(group, "a", "a"), Peer(group, "b", "b")
+    a.beat()
+    b.beat()
+    a.beat()
+    group.clock.advance(600)
+    for _ in range(5):
+        b.beat()
+        a.beat()
+        group.clock.advance(3)
+    b.beat()
+    with pytest.raises(CoordError):
+        a.beat()
+    assert set(group.view().members) == {"b"}
+
+
+def test_a_lease_of_nobody_does_not_hide_that_one_is_missing(group: FakeGroup) -> None:
+    a, b = Peer(group, "a", "a"), Peer(group, "b", "b")
+    a.beat()
+    b.beat()
+    group.client.zrem(group.keys.leases, "b")
+    group.client.zadd(group.keys.leases, {"nobody": group.clock.ms + 1000})
+    for _ in range(9):
+        group.clock.advance(3)
+        a.beat()
+    assert set(group.view().members) == {"a"}
+    assert group.client.zrange(group.keys.leases, 0, -1) == [b"a"]
+
+
+def test_everybody_gets_a_full_lease_when_the_leases_are_lost(group: FakeGroup) -> None:
+    a, b = Peer(group, "a", "a"), Peer(group, "b", "b")
+    a.beat()
+    b.beat()
+    group.clock.advance(6)
+    group.client.delete(group.keys.leases)
+    a.beat()
+    assert group.view().members["b"].lease_remaining_ms == 15_000
