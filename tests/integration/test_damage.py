@@ -11,7 +11,7 @@ import pytest
 from redis_stream_coord import CoordError, CorruptMetadataError, Timings
 from redis_stream_coord.commands import Command, ack, activate, claim, layout, read, register, unregister
 from redis_stream_coord.keys import GroupKeys, StreamKeys
-from tests.integration.kit import FAST, GROUP, Bench, Crew, Peer
+from tests.integration.kit import GROUP, STEADY, Bench, Crew, Peer
 from tests.waiting import eventually
 
 # Nothing of it may expire while a test goes through all fields.
@@ -193,7 +193,7 @@ def test_damaged_group_can_be_deleted_by_force_only_and_is_made_anew(bench: Benc
 def test_damage_stops_a_running_consumer_until_it_is_mended(
     bench: Bench, crew: Crew, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench.create(shards=2, timings=FAST)
+    bench.create(shards=2, timings=STEADY)
     a = crew.start("a")
     a.owns(0, 1)
     version = bench.record_of()["version"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 from redis_stream_coord import DeadLetter, FencedError, LifecycleError, Message, NotFoundError, Timings
 from redis_stream_coord.commands import ack, claim, read
 from redis_stream_coord.waiting import LOOK_AGAIN_SECONDS
-from tests.integration.kit import FAST, GROUP, SLOW, Bench, Crew, Peer, Recorder, taking_at_most
+from tests.integration.kit import FAST, GROUP, SLOW, STEADY, Bench, Crew, Peer, Recorder
 from tests.waiting import eventually
 
 
@@ -24,7 +25,7 @@ def logged(caplog: pytest.LogCaptureFixture, text: str) -> Callable[[], bool]:
 
 
 def test_message_carries_what_was_published(bench: Bench, crew: Crew) -> None:
-    view = bench.create(shards=1)
+    view = bench.create(shards=1, timings=STEADY)
     seen: list[Message] = []
     a = crew.start("a", Recorder(seen.append))
     given = {"text": "größer", "raw": b"\xff\x00"}
@@ -42,7 +43,7 @@ def test_message_carries_what_was_published(bench: Bench, crew: Crew) -> None:
 
 
 def test_failing_handler_gets_the_entry_again_in_place_and_others_wait(bench: Bench, crew: Crew) -> None:
-    bench.create(shards=2)
+    bench.create(shards=2, timings=STEADY)
     deliveries: list[tuple[str, int]] = []
     ids = bench.fill(0, 3)
 
@@ -61,7 +62,7 @@ def test_failing_handler_gets_the_entry_again_in_place_and_others_wait(bench: Be
 
 
 def test_entry_that_failed_is_not_acknowledged_and_its_count_outlives_its_owner(bench: Bench, crew: Crew) -> None:
-    bench.create(shards=1)
+    bench.create(shards=1, timings=STEADY)
 
     def fail(_: Message) -> None:
         raise ValueError("on purpose")
@@ -78,7 +79,7 @@ def test_entry_that_failed_is_not_acknowledged_and_its_count_outlives_its_owner(
 
 
 def test_entry_that_comes_as_the_last_handler_ends_is_noticed(bench: Bench, crew: Crew) -> None:
-    bench.create(shards=1)
+    bench.create(shards=1, timings=STEADY)
     count = 400
     key = bench.key_of(0)
     over = threading.Event()
@@ -90,10 +91,12 @@ def test_entry_that_comes_as_the_last_handler_ends_is_noticed(bench: Bench, crew
         else:
             over.set()
 
-    crew.start("a", Recorder(publish_next)).owns(0)
+    a = crew.start("a", Recorder(publish_next))
+    a.owns(0)
     bench.producer.publish({"n": "0"}, key=key)
-    with taking_at_most(LOOK_AGAIN_SECONDS - 1, f"{count} entries, one after another"):
-        assert over.wait(30)
+    assert over.wait(LOOK_AGAIN_SECONDS * 5)
+    began = [handled.began for handled in a.recorder.began]
+    assert max(later - one for one, later in itertools.pairwise(began)) < LOOK_AGAIN_SECONDS / 2
 
 
 def test_entry_that_was_only_read_ahead_does_not_count_as_delivered(bench: Bench, crew: Crew) -> None:
@@ -117,7 +120,7 @@ def test_entry_that_was_only_read_ahead_does_not_count_as_delivered(bench: Bench
 
 
 def test_manual_acknowledgement_is_all_that_acknowledges(bench: Bench, crew: Crew) -> None:
-    bench.create(shards=1)
+    bench.create(shards=1, timings=STEADY)
     kept: list[Message] = []
     a = crew.start("a", Recorder(kept.append), ack="manual")
     ids = bench.fill(0, 4)
@@ -151,7 +154,7 @@ BEFORE = [f"4-{BIG}", "5-0", f"6-{BIG}", f"7-{BIG - 1}", "100-999999999999999999
 
 @pytest.mark.parametrize("first", range(len(IDS)))
 def test_position_is_just_before_the_smallest_pending_entry(bench: Bench, first: int) -> None:
-    bench.create(shards=1)
+    bench.create(shards=1, timings=STEADY)
     stream = bench.stream_key(0)
     for entry_id in IDS:
         bench.redis.xadd(stream, {"n": "1"}, id=entry_id)
@@ -180,7 +183,7 @@ def test_position_is_just_before_the_smallest_pending_entry(bench: Bench, first:
 def test_vanished_consumer_group_is_made_anew_at_the_recorded_position(
     bench: Bench, crew: Crew, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench.create(shards=2)
+    bench.create(shards=2, timings=STEADY)
     a = crew.start("a")
     early = bench.fill(0, 3)
     a.finishes(*early)
@@ -210,7 +213,7 @@ def groups(bench: Bench, shard: int) -> list[Any]:
 def test_entry_deleted_while_pending_is_reported_and_not_handed_out(
     bench: Bench, crew: Crew, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench.create(shards=1)
+    bench.create(shards=1, timings=STEADY)
     ids = bench.fill(0, 5)
     stream = bench.stream_key(0)
     bench.redis.xreadgroup(GROUP, "crashed", {stream: ">"})
@@ -227,7 +230,7 @@ def test_entry_deleted_while_pending_is_reported_and_not_handed_out(
 
 
 def test_trimmed_entries_block_nothing(bench: Bench, crew: Crew) -> None:
-    bench.create(shards=1)
+    bench.create(shards=1, timings=STEADY)
     bench.fill(0, 5)
     stream = bench.stream_key(0)
     bench.redis.xreadgroup(GROUP, "crashed", {stream: ">"}, count=3)
@@ -243,7 +246,7 @@ def test_vanished_stream_is_said_so_and_comes_back_with_create(
     bench: Bench, crew: Crew, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("redis_stream_coord.waiting.LOOK_AGAIN_SECONDS", 0.2)
-    bench.create(shards=2)
+    bench.create(shards=2, timings=STEADY)
     a = crew.start("a")
     a.owns(0, 1)
     bench.redis.delete(bench.stream_key(0))
@@ -260,7 +263,7 @@ def test_vanished_stream_is_said_so_and_comes_back_with_create(
 def test_flushed_server_stops_the_consumers_and_nothing_brings_the_metadata_back(
     bench: Bench, crew: Crew, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench.create(shards=2)
+    bench.create(shards=2, timings=STEADY)
     a, b = crew.start("a"), crew.start("b")
     bench.settled(["a", "b"])
     eventually(lambda: a.consumer.assignment | b.consumer.assignment == {0, 1}, what="claims")
@@ -276,7 +279,7 @@ def test_flushed_server_stops_the_consumers_and_nothing_brings_the_metadata_back
     # At most a fence, written by an owner that had not heard of it yet.
     assert left <= {bench.keys.fence(shard) for shard in range(2)}
     # A group of the same name is a new one, which they join.
-    bench.create(shards=2)
+    bench.create(shards=2, timings=STEADY)
     bench.settled(["a", "b"])
     ids = bench.fill(0) + bench.fill(1)
     eventually(lambda: set(a.recorder.done()) | set(b.recorder.done()) == set(ids), what="all entries")
@@ -327,7 +330,7 @@ def test_consumer_of_a_group_that_does_not_exist_ends_with_the_remedy(bench: Ben
 
 
 def test_group_can_start_at_new_entries_only(bench: Bench, crew: Crew) -> None:
-    bench.create(shards=1)
+    bench.create(shards=1, timings=STEADY)
     bench.fill(0, 3)
     bench.admin.create(bench.stream, group="other", reason="a test", start="new", timings=FAST)
     recorder = Recorder()
@@ -353,7 +356,7 @@ def tries_to_join(bench: Bench, count: int = 3) -> None:
 
 
 def test_consumer_is_started_once_and_cannot_wait_for_itself(bench: Bench, crew: Crew) -> None:
-    bench.create(shards=1)
+    bench.create(shards=1, timings=STEADY)
     refused: list[Exception] = []
     done = threading.Event()
 
@@ -376,7 +379,7 @@ def test_consumer_is_started_once_and_cannot_wait_for_itself(bench: Bench, crew:
 def test_nothing_is_logged_above_info_in_an_ordinary_life(
     bench: Bench, crew: Crew, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench.create()
+    bench.create(timings=STEADY)
     crew.start("a")
     bench.settled(["a"])
     b = crew.start("b")

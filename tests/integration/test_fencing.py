@@ -13,7 +13,7 @@ import pytest
 
 from redis_stream_coord import CoordError, FencedError, MetadataRegressionError, RedisSettings, Timings
 from redis_stream_coord.commands import Command, Fence, ack, claim, read
-from tests.integration.kit import FAST, GROUP, SLOW, Bench, Crew, Peer, sha, two_servers
+from tests.integration.kit import FAST, GROUP, SLOW, STEADY, Bench, Crew, Peer, sha, two_servers
 from tests.proxy import LossyProxy
 from tests.waiting import eventually
 
@@ -103,7 +103,7 @@ CHANGES: dict[str, Callable[[Fence], Fence]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_session_that_is_not_the_fences_is_refused_and_changes_nothing(bench: Bench, change: str) -> None:
-    bench.create(shards=1)
+    bench.create(shards=1, timings=STEADY)
     ids = bench.fill(0, 4)
     peer = Peer(bench, "a")
     peer.beat()
@@ -138,7 +138,7 @@ def test_session_that_is_not_the_fences_is_refused_and_changes_nothing(bench: Be
 
 
 def test_delayed_claim_of_an_earlier_owner_comes_too_late(bench: Bench) -> None:
-    bench.create(shards=1)
+    bench.create(shards=1, timings=STEADY)
     old = Peer(bench, "a")
     old.beat()
     early = old.fence(0)
@@ -172,7 +172,7 @@ def test_owner_claims_again_when_its_fence_was_lost(bench: Bench, crew: Crew) ->
 
 def test_grant_below_the_fence_is_drawn_anew_above_it(bench: Bench, crew: Crew) -> None:
     """The grant counter was lost in a failover, and the fence on another node was not."""
-    view = bench.create(shards=2)
+    view = bench.create(shards=2, timings=FAST)
     ahead = {"incarnation": str(view.incarnation), "token": "1000", "member": "ghost", "nonce": "gone"}
     bench.redis.hset(bench.keys.fence(0), mapping=ahead)
     ids = bench.fill(0, 2)
@@ -185,7 +185,7 @@ def test_grant_below_the_fence_is_drawn_anew_above_it(bench: Bench, crew: Crew) 
 
 
 def test_fence_of_a_later_lifecycle_is_not_forced(bench: Bench, crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
-    view = bench.create(shards=2)
+    view = bench.create(shards=2, timings=STEADY)
     later = {"incarnation": str(view.incarnation + 1), "token": "1", "member": "x", "nonce": "y"}
     bench.redis.hset(bench.keys.fence(0), mapping=later)
     ids = bench.fill(0)
@@ -200,7 +200,7 @@ def test_fence_of_a_later_lifecycle_is_not_forced(bench: Bench, crew: Crew, capl
 
 @pytest.mark.parametrize("what", ["version", "assignment_epoch", "epoch", "incarnation"])
 def test_metadata_older_than_what_a_member_has_seen_is_not_used(bench: Bench, what: str) -> None:
-    bench.create(shards=2)
+    bench.create(shards=2, timings=STEADY)
     peer = Peer(bench, "a")
     peer.beat()
     error = peer.refusal(**{what: getattr(peer, what) + 1})
@@ -247,7 +247,7 @@ def test_consumer_gives_up_before_its_lease_ends_in_redis_and_comes_back_by_itse
 
 @two_servers
 def test_lost_replies_of_reads_and_acknowledgements_cost_nothing(bench: Bench, crew: Crew, proxy: LossyProxy) -> None:
-    bench.create(shards=2)
+    bench.create(shards=2, timings=STEADY)
     bench.load_scripts()
     a = crew.start("a", redis=RedisSettings(proxy.url, timeout_seconds=0.5))
     a.owns(0, 1)
@@ -264,7 +264,7 @@ def test_lost_replies_of_reads_and_acknowledgements_cost_nothing(bench: Bench, c
 
 @two_servers
 def test_server_that_hangs_and_goes_on_expires_nobody(bench: Bench, crew: Crew, server: Any) -> None:
-    bench.create(shards=2)
+    bench.create(shards=2, timings=FAST)
     settings = RedisSettings(bench.url, timeout_seconds=0.5)
     a, b = crew.start("a", redis=settings), crew.start("b", redis=settings)
     before = bench.settled(["a", "b"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from redis_stream_coord import AsyncConsumer, Consumer, DeadLetter, Message
-from tests.integration.kit import GROUP, SLOW, Bench, taking_at_most
+from tests.integration.kit import GROUP, SLOW, STEADY, Bench, taking_at_most
 from tests.waiting import aeventually, eventually
 
 
@@ -18,7 +18,7 @@ def make(bench: Bench, **options: Any) -> Consumer:
 
 
 def test_loop_acknowledges_the_last_message_when_it_asks_for_the_next(bench: Bench) -> None:
-    bench.create(shards=1)
+    bench.create(shards=1, timings=STEADY)
     ids = bench.fill(0, 3)
     consumer = make(bench)
     seen = []
@@ -82,7 +82,7 @@ def test_loop_that_is_left_gives_back_what_it_did_not_finish(
 
 
 def test_loop_with_manual_acknowledgement(bench: Bench) -> None:
-    bench.create(shards=1)
+    bench.create(shards=1, timings=STEADY)
     ids = bench.fill(0, 3)
     consumer = make(bench, ack="manual")
     for number, message in enumerate(consumer):

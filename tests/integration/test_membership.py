@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from redis_stream_coord import DuplicateMemberError, GroupView, RedisSettings, Timings
-from tests.integration.kit import FAST, SLACK_SECONDS, SLOW, Bench, Crew, Peer, sha, taking_at_most, two_servers
+from tests.integration.kit import FAST, SLACK_SECONDS, SLOW, STEADY, Bench, Crew, Peer, sha, taking_at_most, two_servers
 from tests.proxy import LossyProxy
 from tests.waiting import eventually
 
@@ -23,7 +23,7 @@ def tokens(view: GroupView) -> dict[int, int]:
 
 
 def test_members_share_the_shards_and_serve_all_of_them(bench: Bench, crew: Crew) -> None:
-    bench.create(shards=5)
+    bench.create(shards=5, timings=STEADY)
     a, b = crew.start("a"), crew.start("b")
     view = bench.settled(["a", "b"])
     a.owns(*view.members["a"].assigned)
@@ -56,7 +56,7 @@ def test_change_is_heard_of_at_once_and_not_at_the_next_heartbeat(bench: Bench, 
 
 
 def test_member_that_left_is_not_given_shards(bench: Bench, crew: Crew) -> None:
-    bench.create()
+    bench.create(timings=STEADY)
     a = crew.start("a")
     a.owns(0, 1, 2, 3)
     a.consumer.stop()
@@ -69,7 +69,7 @@ def test_member_that_left_is_not_given_shards(bench: Bench, crew: Crew) -> None:
 
 
 def test_stop_while_joining_leaves_nothing_behind(bench: Bench, crew: Crew) -> None:
-    bench.create()
+    bench.create(timings=STEADY)
     for number in range(10):
         member = crew.start(f"m{number}")
         member.consumer.request_stop()
@@ -85,7 +85,7 @@ def test_stop_while_joining_leaves_nothing_behind(bench: Bench, crew: Crew) -> N
 def test_shards_of_a_killed_member_are_served_within_lease_and_two_heartbeats(
     bench: Bench, crew: Crew, tmp_path: Path
 ) -> None:
-    bench.create()
+    bench.create(timings=FAST)
     survivor = crew.start("survivor")
     child = crew.child("victim", tmp_path)
     victims = bench.settled(["survivor", "victim"]).members["victim"].assigned
@@ -101,7 +101,7 @@ def test_shards_of_a_killed_member_are_served_within_lease_and_two_heartbeats(
 
 
 def test_expired_member_is_unknown_and_joins_again_with_epoch_0(bench: Bench) -> None:
-    bench.create()
+    bench.create(timings=FAST)
     gone, other = Peer(bench, "gone"), Peer(bench, "other")
     gone.beat()
     other.beat()
@@ -120,7 +120,7 @@ def test_expired_member_is_unknown_and_joins_again_with_epoch_0(bench: Bench) ->
 
 
 def test_consumer_that_expired_comes_back_by_itself(bench: Bench, crew: Crew, proxy: LossyProxy) -> None:
-    bench.create()
+    bench.create(timings=FAST)
     b = crew.start("b")
     a = crew.start("a", redis=RedisSettings(proxy.url, timeout_seconds=0.5))
     first = bench.settled(["a", "b"]).members["a"]
@@ -139,7 +139,7 @@ def test_consumer_that_expired_comes_back_by_itself(bench: Bench, crew: Crew, pr
 
 @pytest.mark.parametrize("way", ["replaced", "claims what it does not hold", "wrong epoch"])
 def test_fenced_session_joins_again_with_epoch_0(bench: Bench, way: str) -> None:
-    bench.create()
+    bench.create(timings=STEADY)
     peer, other = Peer(bench, "a", "n1"), Peer(bench, "b")
     peer.beat()
     other.beat()
@@ -168,7 +168,7 @@ def test_fenced_session_joins_again_with_epoch_0(bench: Bench, way: str) -> None
 
 
 def test_lost_join_reply_leaves_one_session_and_moves_nothing(bench: Bench, crew: Crew, proxy: LossyProxy) -> None:
-    bench.create()
+    bench.create(timings=STEADY)
     bench.load_scripts()
     crew.start("other").owns(0, 1, 2, 3)
     proxy.drop_next_reply(sha("heartbeat"))
@@ -183,7 +183,7 @@ def test_lost_join_reply_leaves_one_session_and_moves_nothing(bench: Bench, crew
 
 
 def test_repeated_join_is_the_same_session(bench: Bench) -> None:
-    bench.create()
+    bench.create(timings=STEADY)
     peer = Peer(bench, "a")
     first = peer.beat()
     state = bench.record_of()
@@ -194,7 +194,7 @@ def test_repeated_join_is_the_same_session(bench: Bench) -> None:
 
 
 def test_lost_replies_of_heartbeats_fence_nobody(bench: Bench, crew: Crew, proxy: LossyProxy) -> None:
-    bench.create()
+    bench.create(timings=STEADY)
     bench.load_scripts()
     a = crew.start("a", redis=proxy.url)
     a.owns(0, 1, 2, 3)
@@ -214,7 +214,7 @@ def test_lost_replies_of_heartbeats_fence_nobody(bench: Bench, crew: Crew, proxy
 
 
 def test_previous_epoch_is_accepted_without_a_further_step(bench: Bench) -> None:
-    bench.create()
+    bench.create(timings=STEADY)
     a, b = Peer(bench, "a"), Peer(bench, "b")
     a.beat()
     b.beat()
@@ -236,7 +236,7 @@ def test_previous_epoch_is_accepted_without_a_further_step(bench: Bench) -> None
 
 
 def test_delayed_join_cannot_replace_a_living_session(bench: Bench) -> None:
-    bench.create()
+    bench.create(timings=STEADY)
     living = Peer(bench, "a", "n1")
     living.beat()
     delayed = Peer(bench, "a", "n2")
@@ -251,7 +251,7 @@ def test_delayed_join_cannot_replace_a_living_session(bench: Bench) -> None:
 
 
 def test_one_of_two_living_processes_with_one_member_id_gives_up(bench: Bench, crew: Crew, tmp_path: Path) -> None:
-    bench.create()
+    bench.create(timings=FAST)
     child = crew.child("twin", tmp_path)
     child.notes_eventually("assigned")
     here = crew.start("twin")
@@ -311,7 +311,7 @@ def test_static_restart_moves_nothing_and_waits_for_no_lease(
 
 
 def test_newcomer_without_shards_is_a_member_and_gets_what_is_freed(bench: Bench, crew: Crew) -> None:
-    bench.create(shards=2)
+    bench.create(shards=2, timings=STEADY)
     a, b = crew.start("a"), crew.start("b")
     bench.settled(["a", "b"])
     spare = crew.start("spare")
@@ -330,7 +330,7 @@ def test_newcomer_without_shards_is_a_member_and_gets_what_is_freed(bench: Bench
 
 
 def test_steady_heartbeats_change_no_epoch_and_no_version(bench: Bench, crew: Crew) -> None:
-    bench.create(timings=Timings(heartbeat_seconds=0.05, lease_seconds=1.0, rebalance_seconds=2.0))
+    bench.create(timings=Timings(heartbeat_seconds=0.05, lease_seconds=6.0, rebalance_seconds=60.0))
     a, b = crew.start("a"), crew.start("b")
     view = bench.settled(["a", "b"])
     a.owns(*view.members["a"].assigned)
@@ -348,7 +348,7 @@ def test_steady_heartbeats_change_no_epoch_and_no_version(bench: Bench, crew: Cr
 
 
 def test_kept_shards_keep_their_tokens_and_moved_ones_get_higher_ones(bench: Bench, crew: Crew) -> None:
-    bench.create(shards=7)
+    bench.create(shards=7, timings=STEADY)
     views = []
     members: dict[str, object] = {}
     for name in ("a", "b", "c"):
@@ -372,7 +372,7 @@ def test_kept_shards_keep_their_tokens_and_moved_ones_get_higher_ones(bench: Ben
 
 
 def test_shards_follow_the_weights(bench: Bench, crew: Crew) -> None:
-    bench.create(shards=8)
+    bench.create(shards=8, timings=STEADY)
     crew.start("heavy", weight=3.0)
     crew.start("light", weight=1.0)
     view = bench.settled(["heavy", "light"])
@@ -381,7 +381,7 @@ def test_shards_follow_the_weights(bench: Bench, crew: Crew) -> None:
 
 
 def test_new_weight_of_a_member_changes_its_share(bench: Bench) -> None:
-    bench.create(shards=6)
+    bench.create(shards=6, timings=STEADY)
     a, b = Peer(bench, "a"), Peer(bench, "b")
     a.beat()
     b.beat()
@@ -399,7 +399,7 @@ def test_new_weight_of_a_member_changes_its_share(bench: Bench) -> None:
 
 
 def test_expiry_counts_from_the_return_of_redis(bench: Bench) -> None:
-    bench.create()
+    bench.create(timings=STEADY)
     a, b = Peer(bench, "a"), Peer(bench, "b")
     a.beat()
     b.beat()
@@ -411,13 +411,19 @@ def test_expiry_counts_from_the_return_of_redis(bench: Bench) -> None:
     a.beat()
 
 
-def test_lost_leases_cost_nobody_the_membership(bench: Bench) -> None:
-    bench.create()
+@pytest.mark.parametrize("lost", ["all leases", "one lease", "none, but there is a strange one"])
+def test_lost_leases_cost_nobody_the_membership(bench: Bench, lost: str) -> None:
+    bench.create(timings=STEADY)
     a, b = Peer(bench, "a"), Peer(bench, "b")
     a.beat()
     b.beat()
-    bench.redis.delete(bench.keys.leases)
-    bench.redis.zadd(bench.keys.leases, {"stranger": 1})
+    if lost == "all leases":
+        bench.redis.delete(bench.keys.leases)
+    elif lost == "one lease":
+        bench.redis.zrem(bench.keys.leases, "a")
+    else:
+        bench.redis.zadd(bench.keys.leases, {"stranger": time.time() * 1000 + 60_000})
     b.beat()
     assert dict(bench.state()[1]).keys() == {"a", "b"}
-    assert (bench.lease_ms("a") or 0) > FAST.lease_seconds * 500
+    assert (bench.lease_ms("a") or 0) > STEADY.lease_seconds * 500
+    a.beat()
