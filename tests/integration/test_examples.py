@@ -40,7 +40,7 @@ def _environment(url: str) -> dict[str, str]:
     return {**os.environ, "REDIS_STREAM_COORD_URL": url, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
 
-def _run(program: Path, url: str, *, quiet: bool = True) -> list[str]:
+def _run(program: Path, url: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-W", "error", program],
         env=_environment(url),
@@ -50,8 +50,7 @@ def _run(program: Path, url: str, *, quiet: bool = True) -> list[str]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    if quiet:
-        assert done.stderr == ""
+    assert done.stderr == ""
     return done.stdout.splitlines()
 
 
@@ -81,8 +80,8 @@ def _orders_by_key(lines: list[str]) -> dict[str, list[int]]:
     return numbers
 
 
-def _check_first_program(url: str, *, quiet: bool = True) -> None:
-    numbers = _orders_by_key(_run(EXAMPLES / "first_program.py", url, quiet=quiet))
+def _check_first_program(url: str) -> None:
+    numbers = _orders_by_key(_run(EXAMPLES / "first_program.py", url))
     assert numbers == {f"customer-{key}": [key, key + 5, key + 10, key + 15] for key in range(5)}
 
 
@@ -91,14 +90,14 @@ def test_first_program_keeps_the_order_of_keys_on_every_server(server: Server) -
 
 
 def test_first_program_on_a_cluster(cluster: ClusterServers) -> None:
-    _check_first_program(cluster.url, quiet=False)
+    _check_first_program(cluster.url)
 
 
 def test_first_program_through_sentinel() -> None:
     if "redis7" not in available():
         pytest.skip("redis7 is not installed")
     with SentinelServers("redis7") as servers:
-        _check_first_program(servers.url, quiet=False)
+        _check_first_program(servers.url)
 
 
 # --- code in the documentation --------------------------------------------------------------------------------------
