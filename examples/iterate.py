@@ -15,11 +15,12 @@ with Producer("orders-iterate", redis=redis) as producer:
         producer.publish({"number": str(number)}, key=f"customer-{number % 5}")
 
 # One message at a time, of whichever shard has one. Asking for the next message acknowledges the last one.
-consumer = Consumer("orders-iterate", group="billing", redis=redis)
-for message in consumer:
-    print(f"shard {message.shard}: number {message.text('number')} of {message.key!r}")
-    handled += 1
-    if handled >= ENTRIES:
-        # `break` would leave this message unacknowledged; so would an exception in the loop.
-        consumer.request_stop()
+# `with` makes the consumer finish and leave its group, however the loop ends; Ctrl-C too.
+with Consumer("orders-iterate", group="billing", redis=redis) as consumer:
+    for message in consumer:
+        print(f"shard {message.shard}: number {message.text('number')} of {message.key!r}")
+        handled += 1
+        if handled >= ENTRIES:
+            # `break` would leave this message unacknowledged; so would an exception in the loop.
+            consumer.request_stop()
 print(f"handled {handled} entries")
