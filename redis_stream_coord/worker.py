@@ -407,6 +407,8 @@ class Worker:
             if self._reading():
                 message.deliveries += 1
                 await self._note_deliveries(message)
+                if not self._reading():
+                    self._untried[message.id] = message.deliveries  # counted, and after all not handed out
 
     async def _attempt(self, messages: list[Message]) -> bool:
         """Call the handler once. Returns whether it succeeded; acknowledges if so. Raises: `Withdrawn`."""
