@@ -257,6 +257,14 @@ class Watched:
         """What was called for a shard, in order."""
         return [call.kind for call in list(self.calls) if shard in call.shards]
 
+    def called(self, kind: str, *, within_seconds: float = 10.0) -> None:
+        """Wait until the last call was one of this kind."""
+        eventually(
+            lambda: self.calls and self.calls[-1].kind == kind,
+            within_seconds=within_seconds,
+            what=f"on_{kind} of {self.consumer.member}",
+        )
+
     def owns(self, *shards: int) -> None:
         """Wait until it owns exactly these shards."""
         eventually(

@@ -198,7 +198,7 @@ def test_damage_stops_a_running_consumer_until_it_is_mended(
     a.owns(0, 1)
     version = bench.record_of()["version"]
     bench.redis.hset(bench.keys.metadata, "version", "garbage")
-    eventually(lambda: a.calls[-1].kind == "lost", what="on_lost")
+    a.called("lost")
     assert not a.consumer.health.ok
     assert "damaged" in a.consumer.health.waits_for
     assert "damaged" in caplog.text

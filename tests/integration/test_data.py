@@ -269,7 +269,7 @@ def test_flushed_server_stops_the_consumers_and_nothing_brings_the_metadata_back
     eventually(lambda: a.consumer.assignment | b.consumer.assignment == {0, 1}, what="claims")
     bench.redis.flushall()
     for watched in (a, b):
-        eventually(lambda watched=watched: watched.calls[-1].kind == "lost", what="on_lost")
+        watched.called("lost")
         assert not watched.consumer.health.ok
         assert "no such group" in watched.consumer.health.waits_for
         assert watched.consumer.assignment == frozenset()
@@ -297,7 +297,7 @@ def test_deleted_group_stops_its_consumers_and_a_new_one_is_joined(
     with pytest.raises(Exception, match="live members"):
         bench.delete()
     bench.delete(force=True)
-    eventually(lambda: a.calls[-1].kind == "lost", within_seconds=0.8, what="on_lost")
+    a.called("lost", within_seconds=0.8)
     assert logged(caplog, "the group does not exist any more")()
     assert not a.consumer.health.ok
     assert "no such group" in a.consumer.health.waits_for
