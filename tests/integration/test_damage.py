@@ -12,7 +12,6 @@ from redis_stream_coord import CoordError, CorruptMetadataError, Timings
 from redis_stream_coord.commands import Command, ack, activate, claim, layout, read, register, unregister
 from redis_stream_coord.keys import GroupKeys, StreamKeys
 from tests.integration.kit import GROUP, STEADY, Bench, Crew, Peer
-from tests.waiting import eventually
 
 # Nothing of it may expire while a test goes through all fields.
 CALM = Timings(heartbeat_seconds=20.0, lease_seconds=600.0, rebalance_seconds=600.0)
