@@ -29,6 +29,7 @@ from .threads import DaemonThreads
 from .worker import Withdrawn
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNAL_SECONDS = 0.2  # at most so long until a signal is acted upon
 _Offer = tuple[Message, "asyncio.Future[None]"]
 
 
@@ -427,7 +428,10 @@ class Consumer:
             previous = {number: signal.signal(number, self._signalled) for number in _SIGNALS}
         try:
             self.start()
-            self.wait()
+            # Python runs signal handlers in this thread only, and a signal that another thread took, or that came just
+            # before the waiting began, does not end the waiting.
+            while not self.wait(_SIGNAL_SECONDS):
+                pass
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
