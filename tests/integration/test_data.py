@@ -206,6 +206,23 @@ def test_vanished_consumer_group_is_made_anew_at_the_recorded_position(
     a.finishes(*bench.fill(1))
 
 
+def test_vanished_consumer_group_is_noticed_where_nothing_comes(
+    bench: Bench, crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redis_stream_coord.waiting.LOOK_AGAIN_SECONDS", 0.2)
+    bench.create(shards=1, timings=STEADY)
+    a = crew.start("a")
+    ids = bench.fill(0, 2)
+    a.finishes(*ids)
+    eventually(lambda: not bench.pending(0), what="all acknowledgements")
+    bench.redis.xgroup_destroy(bench.stream_key(0), GROUP)
+    eventually(lambda: groups(bench, 0), what="the group")
+    assert groups(bench, 0)[0]["last-delivered-id"] == ids[-1]
+    ids += bench.fill(0)
+    a.finishes(*ids)
+    assert a.recorder.ids() == ids
+
+
 def groups(bench: Bench, shard: int) -> list[Any]:
     return list(bench.redis.xinfo_groups(bench.stream_key(shard)))
 
