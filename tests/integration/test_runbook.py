@@ -103,6 +103,15 @@ def _publish(server: Server, prefix: str) -> list[str]:
     return names
 
 
+def _wait_until_acknowledged(server: Server) -> None:
+    """Acknowledgements follow a little later than the handlers return, and the position with them."""
+    with server.client(protocol=2) as client:
+        eventually(
+            lambda: not any(client.xpending(f"orders:{shard}", "billing")["pending"] for shard in range(8)),
+            what="all are acknowledged",
+        )
+
+
 def test_both_languages_have_the_same_commands(server: Server) -> None:
     assert _blocks("runbook.md") == _blocks("runbook.ko.md")
     assert _cells("runbook.md") == _cells("runbook.ko.md")
@@ -129,6 +138,7 @@ def test_changes(server: Server, operator: Operator, consumer: Consumer, handled
     assert operator.program("apply").startswith("8 shards")
     names = _publish(server, "a")
     eventually(lambda: sorted(handled) == sorted(names), what="all are handled")
+    _wait_until_acknowledged(server)
     operator.program("seek")
     eventually(lambda: sorted(handled) == sorted(names * 2), what="all are handled again")
 
@@ -139,6 +149,7 @@ def test_group_is_created_anew_and_keeps_its_positions(
 ) -> None:
     before = _publish(server, "before")
     eventually(lambda: sorted(handled) == sorted(before), what="all are handled")
+    _wait_until_acknowledged(server)
     metadata = GroupKeys("orders", "billing").metadata
     with server.client(protocol=2) as client:
         if damage == "lost":
@@ -181,6 +192,7 @@ def test_consumer_group_that_was_destroyed_is_made_anew_where_it_was(
 ) -> None:
     before = _publish(server, "before")
     eventually(lambda: sorted(handled) == sorted(before), what="all are handled")
+    _wait_until_acknowledged(server)
     with server.client(protocol=2) as client:
         for shard in range(8):
             client.xgroup_destroy(f"orders:{shard}", "billing")
