@@ -68,7 +68,7 @@ class RedisSettings:
         ConfigError: the URL cannot be understood.
     """
 
-    url: str = attrs.field(kw_only=False)
+    url: str = attrs.field(kw_only=False, repr=lambda url: repr(re.sub("//[^/]*@", "//...@", url)))
     username: str | None = None
     password: str | Callable[[], str] | None = attrs.field(default=None, repr=False)
     ssl_ca_file: str | None = None

@@ -94,6 +94,8 @@ def test_secrets_are_not_shown() -> None:
     shown = repr(RedisSettings("redis://host", password="hunter2"))
     assert "hunter2" not in shown
     assert "hunter2" not in repr(RedisSettings("redis://u:hunter2@host").address)
+    assert "url='redis://...@host:6380/1'" in repr(RedisSettings("redis://u:hunter2@host:6380/1"))
+    assert "hunter2" not in repr(RedisSettings("redis://:hunter2@host"))
 
 
 def test_what_is_given_comes_before_the_url() -> None:
