@@ -416,20 +416,18 @@ def _whom(keys: GroupKeys, fence: Fence) -> dict[str, Any]:
 
 
 @attrs.frozen
-class Event:
-    """One transition of a group.
+class Heard:
+    """What has happened in a group, as far as it concerns one member.
 
     Attributes:
-        id: id in the event stream; its first part is Redis server ms.
-        type: what happened.
-        wake: members that are concerned; ``*`` for all.
-        fields: details.
+        last: id of the last event; its first part is Redis server ms.
+        concerned: the member has to come for an answer.
+        sought: the group was moved on its shards: whoever waits for entries has to look again.
     """
 
-    id: str
-    type: str
-    wake: frozenset[str]
-    fields: Mapping[str, str]
+    last: str
+    concerned: bool
+    sought: bool
 
 
 def wait(after: Mapping[str, str], *, block_seconds: float) -> Command[list[str]]:
@@ -442,25 +440,22 @@ def wait(after: Mapping[str, str], *, block_seconds: float) -> Command[list[str]
     return Command("XREAD", None, list(after), arguments, lambda answer: [text(name) for name, _ in _streams(answer)])
 
 
-def events(keys: GroupKeys, *, after: str) -> Command[list[Event]]:
-    """Read events of the group beyond `after`, at most 100."""
-
-    def parse(answer: Any) -> list[Event]:
-        return [_event(*entry) for entry in answer]
-
-    return Command("XRANGE", None, [keys.events], [keys.events, f"({after}", "+", "COUNT", "100"], parse)
+def heard(keys: GroupKeys, member: str, *, after: str) -> Command[Heard]:
+    """Look through the events of the group beyond `after`."""
+    return _call(
+        "heard",
+        {"events": keys.events},
+        {"after": after, "member": member},
+        lambda answer: Heard(text(answer[1]), bool(answer[2]), bool(answer[3])),
+        stream=keys.stream,
+        group=keys.group,
+        member=member,
+    )
 
 
 def _streams(answer: Any) -> list[Any]:
     """Make a list of (name, entries) of the answer to XREAD, whichever way redis-py gives it."""
     return list(answer.items()) if isinstance(answer, dict) else list(answer or ())
-
-
-def _event(event_id: Any, flat: Any) -> Event:
-    pairs = flat.items() if isinstance(flat, dict) else zip(flat[::2], flat[1::2], strict=True)
-    fields = {text(name): text(value) for name, value in pairs}
-    kind, wake = fields.pop("type", ""), fields.pop("wake", "")
-    return Event(text(event_id), kind, frozenset(wake.split()), fields)
 
 
 def client_id() -> Command[int]:

@@ -33,6 +33,8 @@ ShardsCallback = Callable[[Shards], Awaitable[None]]
 
 # How often the shards of a stream with a retention are trimmed.
 RETENTION_SECONDS = 10.0
+# Events that come so soon after others are read together.
+_EVENT_PAUSE_SECONDS = 0.005
 # At the end, the last word to the group is tried for so long.
 _LAST_WORD_SECONDS = 2.0
 
@@ -402,21 +404,22 @@ class Engine:
         while True:
             await self.links.waiter.wait(self.config.keys.events, self._last_event)
             try:
-                events = await self.links.control.run(
-                    commands.events(self.config.keys, after=self._last_event), retry=False
-                )
+                command = commands.heard(self.config.keys, self.config.member, after=self._last_event)
+                heard = await self.links.control.run(command, retry=False)
             except CoordError as error:
                 # The interval still brings every change, only later.
                 self.log.info("cannot read events: %s", error)
                 await asyncio.sleep(min(1.0, self.session.timings.heartbeat_seconds))
                 continue
-            for event in events:
-                self._last_event = event.id
-                if event.type == "sought":
-                    for worker in self._workers.values():
-                        worker.look()
-                if event.wake & {self.config.member, "*"}:
-                    self._beat.set()
+            self._last_event = heard.last
+            if heard.sought:
+                for worker in self._workers.values():
+                    worker.look()
+            if heard.concerned:
+                self._beat.set()
+            # The first event after a quiet time is heard at once. The others of one rebalance come together: each
+            # of them wakes every member of the group, though it concerns one or two.
+            await asyncio.sleep(_EVENT_PAUSE_SECONDS)
 
     async def _guard(self) -> None:
         """Give everything up as soon as the lease has passed, even while a heartbeat hangs."""

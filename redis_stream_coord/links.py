@@ -7,9 +7,12 @@ blocks. Consumers on the same event loop with the same settings share them, and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import weakref
 from typing import Any
 
+from . import commands
+from .errors import CoordError
 from .runner import AsyncRunner
 from .settings import RedisSettings
 from .tasks import end
@@ -28,7 +31,7 @@ class Links:
     """
 
     def __init__(self, settings: RedisSettings) -> None:
-        self.control = AsyncRunner(settings)
+        self.control = AsyncRunner(settings, together=True)
         self.data = AsyncRunner(settings, together=True)
         self.waiter = Waiter(settings, self.control)
         self._settings = settings
@@ -42,8 +45,14 @@ class Links:
         links = of_loop.setdefault(settings, cls(settings))
         links._users += 1
         if links._waiting is None:
-            links._waiting = asyncio.get_running_loop().create_task(links.waiter.run())
+            links._waiting = asyncio.get_running_loop().create_task(links._run())
         return links
+
+    async def _run(self) -> None:
+        # Connecting takes several round trips, and the first answer to a join is soon followed by claims and events.
+        with contextlib.suppress(CoordError):
+            await asyncio.gather(self.data.run(commands.client_id(), retry=False), self.waiter.connect())
+        await self.waiter.run()
 
     async def release(self) -> None:
         """Give them back; the last one closes them."""

@@ -121,11 +121,15 @@ class Waiter:
             await asyncio.sleep(_BUSY_SECONDS)
         self._began = time.monotonic()
 
+    async def connect(self) -> None:
+        """Connect, and learn how to end a wait. Raises: `CoordError`."""
+        if self._connection is None and self._can_unblock and not self._runner.is_cluster:
+            self._connection = await self._runner.run(commands.client_id(), retry=False)
+
     async def _block(self, after: dict[str, str]) -> list[str]:
         seconds = _BLOCK_SECONDS if self._can_unblock else _BLOCK_SECONDS_WITHOUT_UNBLOCK
         try:
-            if self._connection is None and self._can_unblock and not self._runner.is_cluster:
-                self._connection = await self._runner.run(commands.client_id(), retry=False)
+            await self.connect()
             return await self._runner.run(commands.wait(after, block_seconds=seconds), retry=False)
         except CoordError as error:
             # Whoever reads meets the same trouble, and reports it. The connection is another one from now on.

@@ -32,8 +32,8 @@ _SHARDS = 256
 _PROCESSES = 4
 _MEMBERS_EACH = 4
 _ROUNDS_MINIMUM = 10
-_QUIET_MS = 1_500.0
-_TAIL_MS = 200.0  # of watching the other shards after the join is over
+_QUIET_MS = 2_000.0
+_TAIL_MS = 1_000.0  # of watching the other shards after the join is over
 _TICK_MS = 5.0
 _TRICKLE_MS = 500.0  # between two entries of a shard
 _MOVING_TRICKLE_MS = 25.0  # of one that moves; besides one when it is asked for and one when it is released
@@ -183,14 +183,14 @@ def run(bench: Bench) -> None:
                 source.run(_QUIET_MS)
                 middle = now_ms()
                 join = _join(source, joiner, f"joiner-{number}")
+                over = now_ms()
                 source.run(_TAIL_MS)
-                end = now_ms()
                 everything, cpu = _collect(children)
                 handled = [one for one in everything if one[0] not in join.moving]
                 joins.append(join)
-                busy.append((cpu - cpu_before) / (end - began) / _PROCESSES)
-                pauses["quiet"].append(_Pauses.of(handled, began + 2 * _TRICKLE_MS, middle))
-                pauses["join"].append(_Pauses.of(handled, middle, end))
+                busy.append((cpu - cpu_before) / (now_ms() - began) / _PROCESSES)
+                pauses["quiet"].append(_Pauses.of(handled, began + _TRICKLE_MS, middle - _TRICKLE_MS))
+                pauses["join"].append(_Pauses.of(handled, middle, over))
                 joiner.ask("leave")
                 _settle(client, keys, _PROCESSES * _MEMBERS_EACH)
                 source.run(_QUIET_MS)
@@ -271,15 +271,18 @@ class _Pauses:
 
     @classmethod
     def of(cls, handled: Iterable[Handled], begin: float, end: float) -> _Pauses:
+        """Look at what fell into a period. A gap counts if it touches the period, an entry if its publishing did."""
         by_shard: dict[int, list[float]] = {}
-        delays = []
-        for shard, published, at in sorted(handled, key=lambda one: one[2]):
-            if begin <= at <= end:
-                by_shard.setdefault(shard, [begin]).append(at)
-                delays.append(at - published)
-        # Up to the end too, or a shard that stopped for good would not show. The first one from the begin on: at most
-        # as long as the true gap.
-        gaps = [b - a for times in by_shard.values() for a, b in zip(times, [*times[1:], end], strict=True)]
+        for shard, _, at in handled:
+            by_shard.setdefault(shard, []).append(at)
+        gaps = [
+            after - before
+            for times in map(sorted, by_shard.values())
+            for before, after in zip(times, times[1:], strict=False)
+            if after >= begin and before <= end
+        ]
+        delays = [at - published for _, published, at in handled if begin <= published <= end]
+        assert gaps and delays, "no shard got anything"  # noqa: PT018
         return cls(max(gaps), percentile(delays, 50), percentile(delays, 99), max(delays))
 
 
@@ -308,4 +311,7 @@ def _show(joins: Sequence[_Join], pauses: dict[str, list[_Pauses]]) -> None:
     for name in ("longest_gap", "delay_median", "delay_p99", "delay_longest"):
         quiet, during = ([getattr(p, name) for p in pauses[period]] for period in ("quiet", "join"))
         table.row(name.replace("_", " "), median(quiet), max(quiet), median(during), max(during))
-    table.show(f"A shard gets an entry every {_TRICKLE_MS:.0f} ms. delay: from publishing to handling.")
+    table.show(
+        f"A shard gets an entry every {_TRICKLE_MS:.0f} ms; gap: between two of them handled. "
+        "delay: from publishing to handling."
+    )
