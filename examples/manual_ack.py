@@ -1,6 +1,6 @@
 """Acknowledge later than the handler returns: collect, store together, then acknowledge.
 
-Set REDIS_STREAM_COORD_URL to run it. Where it is enough to handle entries in lists, `Batch` is simpler: see batch.py.
+Set REDIS_STREAM_COORD_URL to run it. To handle entries in lists `Batch` is simpler: see batch.py.
 """
 
 import threading
@@ -10,7 +10,7 @@ from redis_stream_coord import Admin, Consumer, FencedError, Message, Producer, 
 ENTRIES = 20
 
 redis = RedisSettings.from_env()
-lock = threading.Lock()  # callbacks have a thread of their own
+lock = threading.Lock()  # handlers of several shards and the callback run in different threads
 collected: list[Message] = []
 stored = 0
 
@@ -24,14 +24,12 @@ with Producer("orders-manual", redis=redis) as producer:
 
 def store() -> None:
     global stored
-    if not collected:
-        return
     print(f"storing numbers {' '.join(message.text('number') for message in collected)}")
     for message in collected:
         try:
             message.ack()
         except FencedError:
-            print(f"lost shard {message.shard}: another member handles {message.id} again")
+            print(f"lost shard {message.shard}: {message.id} is handled by another member")
     stored += len(collected)
     collected.clear()
 
@@ -52,14 +50,6 @@ def on_revoked(shards: frozenset[int]) -> None:
         store()
 
 
-consumer = Consumer(
-    "orders-manual",
-    group="billing",
-    redis=redis,
-    handler=handle,
-    handler_threads=1,
-    ack="manual",
-    on_revoked=on_revoked,
-)
+consumer = Consumer("orders-manual", group="billing", redis=redis, handler=handle, ack="manual", on_revoked=on_revoked)
 consumer.run()
 print(f"stored {stored} entries")
