@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from multiprocessing.connection import Connection
 
 import attrs
@@ -278,7 +279,7 @@ class _Pauses:
         gaps = [
             after - before
             for times in map(sorted, by_shard.values())
-            for before, after in zip(times, times[1:], strict=False)
+            for before, after in pairwise(times)
             if after >= begin and before <= end
         ]
         delays = [at - published for _, published, at in handled if begin <= published <= end]
