@@ -133,6 +133,10 @@ class _Entry:
     flat: Sequence[str | bytes]
 
 
+class _NotSentError(PublishError):
+    """An entry that was not even sent."""
+
+
 class _Publishing:
     """What both producers do, as sagas."""
 
@@ -261,13 +265,26 @@ class _Publishing:
             else:
                 failed[position] = refused(outcome.word, outcome.detail, stream=self.keys.stream, shard=shard)
 
-    def retriable(self, entries: Sequence[_Entry], failed: Mapping[int, CoordError]) -> list[int]:
-        """Return the positions to publish again by themselves: refused for good reasons, or safe to repeat."""
-        return sorted(
-            position
-            for position, error in failed.items()
-            if error.retriable and (not isinstance(error, PublishError) or entries[position].event_id is not None)
-        )
+    def hold_back(self, window: Sequence[tuple[int, list[int]]], failed: dict[int, CoordError]) -> None:
+        """Note that batches are not sent, because something before them failed: they must not overtake it."""
+        for shard, positions in window:
+            for position in positions:
+                failed[position] = _NotSentError(
+                    "not sent: an earlier entry was not published", stream=self.keys.stream, shard=shard, retriable=True
+                )
+
+    def again(self, entries: Sequence[_Entry], failed: Mapping[int, CoordError]) -> Iterator[int]:
+        """Yield the positions to publish again by themselves, in order: those refused for good reasons, not sent, or
+        safe to repeat. None behind one of its shard that stays failed: it would overtake it.
+        """
+        stuck: set[int | None] = set()
+        for position in sorted(failed):
+            error = failed[position]
+            known = not isinstance(error, PublishError) or isinstance(error, _NotSentError)
+            if error.retriable and error.shard not in stuck and (known or entries[position].event_id is not None):
+                yield position
+            if position in failed:
+                stuck.add(error.shard)
 
     def finish(self, receipts: list[Receipt | None], failed: dict[int, CoordError]) -> list[Receipt]:
         """Return the receipts. Raises: `PartialPublishError`."""
@@ -434,9 +451,12 @@ class Producer(Router):
         receipts: list[Receipt | None] = [None] * len(prepared)
         failed: dict[int, CoordError] = {}
         for window, sends in _windows(publishing, layout, prepared):
+            if failed:
+                publishing.hold_back(window, failed)
+                continue
             for batch, result in zip(window, self._runner.pipeline(sends), strict=True):
                 publishing.collect(batch, result, receipts, failed)
-        for position in publishing.retriable(prepared, failed):
+        for position in publishing.again(prepared, failed):
             try:
                 receipts[position] = self._runner.drive(publishing.publish(prepared[position]))
                 del failed[position]
@@ -538,9 +558,12 @@ class AsyncProducer:
         receipts: list[Receipt | None] = [None] * len(prepared)
         failed: dict[int, CoordError] = {}
         for window, sends in _windows(publishing, layout, prepared):
+            if failed:
+                publishing.hold_back(window, failed)
+                continue
             for batch, result in zip(window, await self._connected().pipeline(sends), strict=True):
                 publishing.collect(batch, result, receipts, failed)
-        for position in publishing.retriable(prepared, failed):
+        for position in publishing.again(prepared, failed):
             try:
                 receipts[position] = await self._connected().drive(publishing.publish(prepared[position]))
                 del failed[position]

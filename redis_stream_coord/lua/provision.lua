@@ -12,7 +12,9 @@
 -- @arg creating integer  1: the stream's record says `creating`
 -- @returns OK, incarnation of the fence, 1 if the consumer group is new
 local stored = fence.read(key.fence)
-local made = redis.pcall('XGROUP', 'CREATE', key.stream, arg.group, arg.start, 'MKSTREAM')
+-- A consumer group that vanished goes on where it was: at the start everything would come again.
+local start = redis.call('HGET', key.fence, 'position') or arg.start
+local made = redis.pcall('XGROUP', 'CREATE', key.stream, arg.group, start, 'MKSTREAM')
 if made.err and not string.find(made.err, 'BUSYGROUP', 1, true) then return made end
 if arg.creating == 1 and redis.call('EXISTS', key.route) == 0 then
   redis.call('HSET', key.route, 'epoch', int(arg.epoch), 'layout', arg.layout, 'state', 'open')

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
 from redis_stream_coord import (
+    Admin,
     AsyncProducer,
     ConfigError,
+    Consumer,
     CoordError,
     NotFoundError,
     Outgoing,
@@ -18,13 +21,16 @@ from redis_stream_coord import (
     Producer,
     PublishError,
     RedisSettings,
+    RedisUnavailableError,
     Router,
     RoutingRegressionError,
     RoutingUnavailableError,
     UnsupportedProtocolError,
 )
+from redis_stream_coord.commands import Command
 from redis_stream_coord.keys import StreamKeys
-from tests.integration.kit import Bench, sha, taking_at_most, two_servers
+from redis_stream_coord.runner import SyncRunner
+from tests.integration.kit import GROUP, Bench, sha, taking_at_most, two_servers
 from tests.proxy import LossyProxy
 from tests.waiting import eventually
 
@@ -375,3 +381,48 @@ def test_async_producer_does_the_same(bench: Bench, proxy: LossyProxy) -> None:
                 await producer.publish({}, key="k")
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("with_event_ids", [True, False])
+def test_entries_after_a_lost_round_trip_do_not_overtake_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, with_event_ids: bool
+) -> None:
+    bench.create(shards=1)
+    honest, calls = SyncRunner.pipeline, []
+
+    def lose_the_first(runner: SyncRunner, commands: Sequence[Command[Any]]) -> Sequence[Any]:
+        calls.append(len(commands))
+        if len(calls) == 1:
+            return [RedisUnavailableError("lost")] * len(commands)
+        return honest(runner, commands)
+
+    monkeypatch.setattr(SyncRunner, "pipeline", lose_the_first)
+    count = 64 * 100 + 50  # more than one round trip takes
+    entries = [
+        Outgoing(fields={"n": str(n)}, key="k", event_id=str(n) if with_event_ids else None) for n in range(count)
+    ]
+    with Producer(bench.stream, redis=bench.url) as producer:
+        if with_event_ids:
+            producer.publish_many(entries)
+        else:
+            with pytest.raises(PartialPublishError) as caught:
+                producer.publish_many(entries)
+            assert sorted(caught.value.failed) == list(range(count))
+    stored = [int(fields["n"]) for _, fields in bench.redis.xrange(f"{bench.stream}:0")]
+    assert stored == (list(range(count)) if with_event_ids else [])
+
+
+def test_creating_again_goes_on_where_a_consumer_group_that_vanished_was(bench: Bench) -> None:
+    bench.create(shards=1)
+    done: list[str] = []
+    with Producer(bench.stream, redis=bench.url) as producer:
+        producer.publish({"n": "1"}, key="k")
+        with Consumer(bench.stream, group=GROUP, redis=bench.url, handler=lambda m: done.append(m.text("n"))):
+            eventually(lambda: done == ["1"], what="the first entry")
+        bench.redis.xgroup_destroy(f"{bench.stream}:0", GROUP)
+        with Admin(bench.url, requested_by="test") as admin:
+            admin.create(bench.stream, group=GROUP, exist_ok=True, reason="mend")
+        producer.publish({"n": "2"}, key="k")
+        with Consumer(bench.stream, group=GROUP, redis=bench.url, handler=lambda m: done.append(m.text("n"))):
+            eventually(lambda: "2" in done, what="the second entry")
+    assert done == ["1", "2"]

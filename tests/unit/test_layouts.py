@@ -9,6 +9,7 @@ import pytest
 from redis_stream_coord import routing
 from redis_stream_coord.errors import (
     ConfigError,
+    CoordError,
     NoShardError,
     NotFoundError,
     PartialPublishError,
@@ -199,12 +200,31 @@ def test_batches_keep_the_order_of_each_shard(publishing: _Publishing) -> None:
 def test_only_what_is_safe_to_repeat_is_repeated(publishing: _Publishing) -> None:
     with_id = publishing.prepare(Outgoing(fields={}, key="k", event_id="e"))
     without = publishing.prepare(Outgoing(fields={}, key="k"))
-    unknown = publishing.unknown(RedisUnavailableError("away"), 0)
-    stale, missing = refused("STALE_ROUTE"), refused("STREAM_MISSING")
+    away = RedisUnavailableError("away")
     entries = [with_id, without, with_id, without, with_id]
-    assert isinstance(unknown, PublishError)
-    failed = {0: unknown, 1: unknown, 2: stale, 3: stale, 4: missing}
-    assert publishing.retriable(entries, failed) == [0, 2, 3]
+    failed: dict[int, CoordError] = {
+        0: publishing.unknown(away, 0),
+        1: publishing.unknown(away, 1),
+        2: refused("STALE_ROUTE", shard=2),
+        3: refused("STALE_ROUTE", shard=3),
+        4: refused("STREAM_MISSING", shard=4),
+    }
+    assert isinstance(failed[0], PublishError)
+    assert list(publishing.again(entries, failed)) == [0, 2, 3]
+
+
+def test_nothing_is_repeated_behind_an_entry_of_its_shard_that_stays_failed(publishing: _Publishing) -> None:
+    with_id = publishing.prepare(Outgoing(fields={}, key="k", event_id="e"))
+    without = publishing.prepare(Outgoing(fields={}, key="k"))
+    failed: dict[int, CoordError] = {0: publishing.unknown(RedisUnavailableError("away"), 0)}
+    publishing.hold_back([(0, [1, 3]), (1, [2])], failed)
+    # The outcome of the first one is unknown for good: what follows on its shard would overtake it.
+    assert list(publishing.again([without, with_id, with_id, with_id], failed)) == [2]
+    repeated = []
+    for position in publishing.again([with_id] * 4, failed):
+        del failed[position]
+        repeated.append(position)
+    assert repeated == [0, 1, 2, 3]
 
 
 def test_what_failed_is_told_entry_by_entry(publishing: _Publishing) -> None:
