@@ -85,6 +85,8 @@ class Acks:
         self._schedule()
 
     def _schedule(self) -> None:
+        if not self._owns():
+            return  # whoever owns the shard next acknowledges, and that may be this process again
         if len(self._queue) >= ACK_BATCH:
             self._send_soon()
         elif self._queue and self._timer is None:
@@ -94,7 +96,7 @@ class Acks:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if not self._sending.locked():
+        if self._owns() and not self._sending.locked():
             task = self._loop.create_task(self._send())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
