@@ -12,6 +12,7 @@ import attrs
 import pytest
 
 from redis_stream_coord import CoordError, FencedError, MetadataRegressionError, RedisSettings, Timings
+from redis_stream_coord.acks import Acks
 from redis_stream_coord.commands import Command, Fence, ack, claim, read
 from tests.integration.kit import FAST, GROUP, SLOW, STEADY, Bench, Crew, Peer, sha, two_servers
 from tests.proxy import LossyProxy
@@ -260,6 +261,36 @@ def test_lost_replies_of_reads_and_acknowledgements_cost_nothing(bench: Bench, c
     assert a.kinds(0) == ["assigned"]
     assert bench.events("member_expired", "member_rejoined") == []
     assert proxy.dropped > 0
+
+
+@two_servers
+def test_acknowledgements_of_a_lost_shard_are_not_tried_for_ever(
+    bench: Bench, crew: Crew, proxy: LossyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[float] = []
+    send = Acks._send
+
+    async def counted(acks: Acks) -> None:
+        tries.append(time.monotonic())
+        await send(acks)
+
+    monkeypatch.setattr(Acks, "_send", counted)
+    bench.create(shards=1, timings=FAST)
+    a = crew.start("a", redis=RedisSettings(proxy.url, timeout_seconds=0.3))
+    a.owns(0)
+    a.recorder.hold()
+    (entry_id,) = bench.fill(0)
+    eventually(lambda: a.recorder.ids() == [entry_id], what="the entry in the handler")
+    proxy.pause()
+    a.recorder.release()
+    a.finishes(entry_id)
+    a.called("lost")
+    lost = time.monotonic()
+    eventually(lambda: time.monotonic() > lost + 1.0, what="a second after the loss")
+    assert len([at for at in tries if at > lost + 0.5]) <= 2
+    proxy.resume()
+    eventually(lambda: not bench.pending(0), what="the acknowledgement after all")
+    assert a.recorder.ids() == [entry_id]
 
 
 @two_servers
