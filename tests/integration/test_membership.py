@@ -307,6 +307,24 @@ def test_static_restart_moves_nothing_and_waits_for_no_lease(
     assert other.kinds(kept) == ["assigned"]
 
 
+def test_new_session_of_a_member_has_its_shards_under_new_tokens_at_once(bench: Bench) -> None:
+    bench.create(timings=STEADY)
+    old, b = Peer(bench, "a", "n1"), Peer(bench, "b")
+    old.beat()
+    b.beat()
+    old.beat()
+    before = bench.view()
+    new = Peer(bench, "a", "n2")
+    new.beat(replaces="n1")
+    # What was to be drained is free, because whoever had it in a handler is fenced.
+    assert (set(new.assigned), new.revoking) == (set(old.assigned), {})
+    b.beat()
+    assert set(b.assigned) == set(old.revoking)
+    for token in (*new.assigned.values(), *b.assigned.values()):
+        assert token > before.grant_counter
+    assert bench.view().group_epoch == before.group_epoch
+
+
 # --- who gets what --------------------------------------------------------------------------------------------------
 
 
