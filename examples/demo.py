@@ -20,11 +20,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import redis
+from demo_support.observe import check
 from demo_support.processes import embedded_server
 from demo_support.producer import from_file
 from demo_support.run import DemoError, Run
 
-from redis_stream_coord import Admin, ConfigError, CoordError, RedisSettings, Timings
+from redis_stream_coord import Admin, CoordError, RedisSettings, Timings
 
 try:
     from demo_support.view import Plain, Terminal, View
@@ -35,7 +37,7 @@ except ImportError as missing:
 _GROUP = "demo"
 _TIMINGS = Timings(heartbeat_seconds=0.5, lease_seconds=3, rebalance_seconds=10)
 _WORK_MS = 2.0
-_RATE, _MOST = 1000.0, 2000.0  # events per second: invented ones, and from a file at most
+_RATE, _MOST = 1200.0, 2500.0  # events per second: invented ones, and from a file at most
 _FRAME_SECONDS = 0.125
 _START_SECONDS = _LEAVE_SECONDS = 20.0
 _GRACE_SECONDS = 60.0  # for what is left when the time is over
@@ -138,6 +140,7 @@ def _judge(run: Run, seconds: float) -> int:
 
 def _demo(given: argparse.Namespace, url: str, rate: float) -> int:
     settings = RedisSettings(url)
+    check(settings)
     stream = f"demo-{secrets.token_hex(4)}"
     at = settings.address.path or ",".join(f"{host}:{port}" for host, port in settings.address.nodes)
     title = f"redis-stream-coord, stream {stream} at {at}"
@@ -188,7 +191,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("\nInterrupted: no verdict.")
         return 130
-    except (DemoError, CoordError, ConfigError, ValueError, OSError) as error:
+    except (DemoError, CoordError, redis.RedisError, ValueError, OSError) as error:
         print(f"\nThe demo cannot go on: {error}", file=sys.stderr)
         return 2
 

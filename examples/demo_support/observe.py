@@ -91,6 +91,17 @@ class Observer:
             self._client.delete(key)
 
 
+def check(settings: RedisSettings) -> None:
+    """See whether Redis answers. Raises: `ConnectionError`; `ValueError`: a URL that the demo cannot use."""
+    client = _connect(settings)
+    try:
+        client.ping()
+    except redis.RedisError as error:
+        raise ConnectionError(f"Redis does not answer: {error}") from error
+    finally:
+        client.close()
+
+
 def _connect(settings: RedisSettings) -> Any:
     address = settings.address
     if address.topology == "sentinel":

@@ -21,7 +21,7 @@ from redis_stream_coord import Outgoing, Producer, RedisSettings
 from .processes import when_parent_ends
 from .records import Published, Recorder
 
-_TICK_SECONDS = 0.02
+_TICK_SECONDS = 0.005
 _BATCH = 500
 _CUSTOMERS = 300
 

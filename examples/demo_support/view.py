@@ -48,13 +48,17 @@ class Plain:
     def show(self, run: Run) -> None:
         if run.elapsed >= self._next:
             self._next = run.elapsed + _PLAIN_SECONDS
-            owned = ", ".join(f"{m.name} {len(m.shards)}" for m in run.members.values() if m.shards)
-            text = f"published {len(run.published):,}, handled {run.done_count:,}; shards: {owned}"
-            self._progress.append(News(run.elapsed, text))
+            self._progress.append(self._totals(run))
         self._tell(run, before=run.elapsed - _SETTLED_SECONDS)
 
     def end(self, run: Run) -> None:
+        self._progress.append(self._totals(run))
         self._tell(run, before=float("inf"))
+
+    def _totals(self, run: Run) -> News:
+        owned = ", ".join(f"{m.name} {len(m.shards)}" for m in run.members.values() if m.shards)
+        text = f"published {len(run.published):,}, handled {run.done_count:,}"
+        return News(run.elapsed, f"{text}; shards: {owned}" if owned else text)
 
     def _tell(self, run: Run, before: float) -> None:
         """Print what is older than that: younger news may still grow."""
