@@ -430,14 +430,19 @@ class Heard:
     sought: bool
 
 
-def wait(after: Mapping[str, str], *, block_seconds: float) -> Command[list[str]]:
-    """Wait until one of the given streams has an entry beyond its id. Result: those streams; empty if none in time.
+def wait(after: Mapping[str, str], *, block_seconds: float) -> Command[dict[str, str]]:
+    """Wait until one of the given streams has an entry beyond its id. Result: those streams, each with the id of the
+    first such entry; empty if none in time.
 
     On Cluster all of them have to be of one slot, so it takes one call per stream there.
     """
     block_ms = max(1, round(block_seconds * 1000))  # 0 would block for ever
     arguments = ["COUNT", "1", "BLOCK", str(block_ms), "STREAMS", *after, *after.values()]
-    return Command("XREAD", None, list(after), arguments, lambda answer: [text(name) for name, _ in _streams(answer)])
+
+    def parse(answer: Any) -> dict[str, str]:
+        return {text(name): text(entries[0][0]) for name, entries in _streams(answer)}
+
+    return Command("XREAD", None, list(after), arguments, parse)
 
 
 def heard(keys: GroupKeys, member: str, *, after: str) -> Command[Heard]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 
 import attrs
 
@@ -25,6 +26,7 @@ _BLOCK_SECONDS_WITHOUT_UNBLOCK = 0.05
 # While a lot arrives, waits are begun anew no more often than this: most streams come back to wait within that time,
 # and each wait names all of them. The first arrival after a quiet time is never delayed.
 _BUSY_SECONDS = 0.002
+_READS_FIRST_SECONDS = 0.001
 
 
 @attrs.define(eq=False)
@@ -50,6 +52,7 @@ class Waiter:
         self._waiting: dict[str, list[_Waiting]] = {}
         self._filled = asyncio.Event()
         self._blocked: dict[str, _Waiting] | None = None  # the wait under way: stream -> who waits from the lowest id
+        self._expected: dict[str, str] = {}  # stream -> beyond which id somebody will most likely wait next
         self._outdated = asyncio.Event()  # somebody waits for what the wait under way does not cover
         self._began = 0.0
         self._connection: int | None = None
@@ -95,15 +98,34 @@ class Waiter:
         lowest = {stream: min(ones, key=lambda one: one.order) for stream, ones in self._waiting.items() if ones}
         if not lowest:
             return
+        # Who was told of an entry is likely to be back soon, to wait for the next one: most entries come alone. Then
+        # this wait need not be ended for that.
+        expected, self._expected = self._expected, {}
+        for stream, after in expected.items():
+            lowest.setdefault(stream, _Waiting(after, _order(after)))
         self._outdated.clear()
         self._blocked = lowest
         try:
             arrived = await self._block({stream: one.after for stream, one in lowest.items()})
         finally:
             self._blocked = None
-        for stream in arrived:
-            for one in self._waiting.pop(stream, ()):
-                one.arrived.set()
+        for stream, entry_id in arrived.items():
+            self._tell(stream, entry_id)
+        if arrived:
+            # The reads go first: the next wait names every stream again, and so takes longer than they do.
+            await asyncio.sleep(_READS_FIRST_SECONDS)
+
+    def _tell(self, stream: str, entry_id: str | None) -> None:
+        """Tell who waits for an entry of a stream that there is this one; ``None``: that they have to look."""
+        ones = self._waiting.get(stream, [])
+        told = [one for one in ones if entry_id is None or one.order < _order(entry_id)]
+        for one in told:
+            one.arrived.set()
+            ones.remove(one)
+        if not ones:
+            self._waiting.pop(stream, None)
+        if told and entry_id is not None:
+            self._expected[stream] = entry_id
 
     async def _renew(self) -> None:
         """End the wait under way when somebody waits for something else."""
@@ -126,7 +148,7 @@ class Waiter:
         if self._connection is None and self._can_unblock and not self._runner.is_cluster:
             self._connection = await self._runner.run(commands.client_id(), retry=False)
 
-    async def _block(self, after: dict[str, str]) -> list[str]:
+    async def _block(self, after: dict[str, str]) -> Mapping[str, str | None]:
         seconds = _BLOCK_SECONDS if self._can_unblock else _BLOCK_SECONDS_WITHOUT_UNBLOCK
         try:
             await self.connect()
@@ -137,7 +159,7 @@ class Waiter:
             if isinstance(error, PermissionDeniedError):
                 self._can_unblock = False
             await asyncio.sleep(0.1)
-            return list(after)
+            return dict.fromkeys(after)
 
     async def _unblock(self) -> bool:
         """End the wait under way. Returns whether there is nothing left to end."""

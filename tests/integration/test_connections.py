@@ -190,7 +190,7 @@ def test_cancelled_call_never_leaves_a_connection_one_answer_behind(bench: Bench
             )
             assert layout.shards == 2
             assert isinstance(client, int)
-            assert await runner.run(library_commands.wait({stream: "0-0"}, block_seconds=1.0)) == [stream]
+            assert await runner.run(library_commands.wait({stream: "0-0"}, block_seconds=1.0)) == {stream: entry_id}
         assert cancelled > 15
         await runner.close()
 
