@@ -16,7 +16,7 @@
 -- @error CLOSED
 -- @error STREAM_MISSING
 local route = redis.call('HMGET', key.route, 'layout', 'state')
-local now, ring = clock.now_ms(), nil
+local ring
 
 local function refusal()
   if not route[1] or not route[2] then return 'ROUTE_MISSING', key.route end
@@ -28,7 +28,7 @@ end
 local function remember(event_id, id)
   if not ring then
     local ends = redis.call('HMGET', key.published, 'tail', 'head')
-    ring = { tail = tonumber(ends[1] or '1'), head = tonumber(ends[2] or '0') }
+    ring = { tail = tonumber(ends[1] or '1'), head = tonumber(ends[2] or '0'), now = clock.now_ms() }
   end
   ring.head = ring.head + 1
   redis.call('HSET', key.published, 'e:' .. event_id, id, 'r:' .. int(ring.head), event_id)
@@ -37,7 +37,7 @@ local function remember(event_id, id)
     local oldest = ring.tail < ring.head and redis.call('HGET', key.published, 'r:' .. int(ring.tail))
     if not oldest then break end
     local kept = redis.call('HGET', key.published, 'e:' .. oldest)
-    local age_ms = now - tonumber(string.match(kept or '0', '^%d+'))
+    local age_ms = ring.now - tonumber(string.match(kept or '0', '^%d+'))
     if ring.head - ring.tail < arg.window_count and age_ms <= arg.window_ms then break end
     redis.call('HDEL', key.published, 'e:' .. oldest, 'r:' .. int(ring.tail))
     ring.tail = ring.tail + 1
