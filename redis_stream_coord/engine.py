@@ -309,7 +309,9 @@ class Engine:
         self.log.warning("claim refused: %s", error, shard=worker.held.shard)
         fence_token = int(error.detail.split()[1])
         # Another session has the shard, or the group was moved on it: what was finished here may come again by right.
-        self._ledgers[worker.held.shard].finished.clear()
+        ledger = self._ledgers[worker.held.shard]
+        ledger.finished.clear()
+        ledger.late.clear()
         self._apply(self.session.claim_refused(worker.held, fence_token=fence_token))
         self._beat_if_urgent()
 
