@@ -138,9 +138,9 @@ class Waiter:
             self._outdated.clear()
 
     async def _not_too_often(self) -> None:
-        now = time.monotonic()
-        if now - self._began < 2 * _BUSY_SECONDS:
-            await asyncio.sleep(_BUSY_SECONDS)
+        wait = self._began + _BUSY_SECONDS - time.monotonic()
+        if wait > 0:
+            await asyncio.sleep(wait)
         self._began = time.monotonic()
 
     async def connect(self) -> None:
