@@ -1,0 +1,58 @@
+"""One builder for each call to Redis: keys, arguments, and what to make of the answer.
+
+A `Command` is a value. The runners of `redis_stream_coord.runner` send it, synchronously or not; nothing here does
+any I/O. Work that takes several commands is a *saga*: a generator that yields commands and is sent their results.
+"""
+
+from .base import PROTOCOL, Command, Pause, Saga, text
+from .membership import Heard, HeartbeatReply, HeartbeatRequest, Holdings, heard, heartbeat
+from .plain import append_to, client_id, client_info, unblock, wait
+from .records import announce, create, delete, describe, enlist, groups, record
+from .shards import Entry, Fence, Page, ack, claim, lag, note_deliveries, read, seek, trim
+from .streams import Published, activate, append, layout, provision, publish, register, retain, retire, unregister
+
+__all__ = [
+    "Command",
+    "Entry",
+    "Fence",
+    "Heard",
+    "HeartbeatReply",
+    "HeartbeatRequest",
+    "Holdings",
+    "PROTOCOL",
+    "Page",
+    "Pause",
+    "Published",
+    "Saga",
+    "ack",
+    "activate",
+    "announce",
+    "append",
+    "append_to",
+    "claim",
+    "client_id",
+    "client_info",
+    "create",
+    "delete",
+    "describe",
+    "enlist",
+    "groups",
+    "heard",
+    "heartbeat",
+    "lag",
+    "layout",
+    "note_deliveries",
+    "provision",
+    "publish",
+    "read",
+    "record",
+    "register",
+    "retain",
+    "retire",
+    "seek",
+    "text",
+    "trim",
+    "unblock",
+    "unregister",
+    "wait",
+]

@@ -1,0 +1,143 @@
+"""What a member says to its group, and hears from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast
+
+import attrs
+
+from ..keys import GroupKeys
+from ..models import Held, Timings
+from .base import PROTOCOL, Command, call, format_held, parse_held, parse_set, text, timings_of
+
+
+@attrs.frozen(kw_only=True)
+class HeartbeatRequest:
+    """What a member says in a heartbeat; see ``lua/heartbeat.lua`` for each field."""
+
+    member: str
+    nonce: str
+    epoch: int
+    incarnation: int
+    version: int
+    assignment_epoch: int
+    weight: float
+    replaces: str | None
+    leaving: bool
+    owned: Sequence[Held]
+    revoked: Sequence[Held]
+    refused: Sequence[tuple[int, int, int]]
+
+
+@attrs.frozen(kw_only=True)
+class HeartbeatReply:
+    """An accepted heartbeat.
+
+    Attributes:
+        status: ``OK``; ``REVOKE_PENDING``: something has to be drained, nothing new may be read; ``LEFT``.
+        now_ms: Redis server time.
+        last_event: id of the newest event; block on events beyond it.
+        holdings: ``None`` when nothing has changed since the last answer.
+    """
+
+    status: Literal["OK", "REVOKE_PENDING", "LEFT"]
+    now_ms: int
+    incarnation: int
+    version: int
+    group_epoch: int
+    assignment_epoch: int
+    epoch: int
+    timings: Timings
+    last_event: str
+    holdings: Holdings | None
+
+
+@attrs.frozen(kw_only=True)
+class Holdings:
+    """What a member has: assigned and revoking shards with tokens, and shards that are meant for it."""
+
+    assigned: Mapping[int, int]
+    revoking: Mapping[int, int]
+    pending: frozenset[int]
+
+
+def heartbeat(keys: GroupKeys, request: HeartbeatRequest) -> Command[HeartbeatReply]:
+    """Join, renew the lease, report, leave.
+
+    Raises (when run): the exceptions of `errors.REFUSALS` that ``heartbeat.lua`` can answer with.
+    """
+    return call(
+        "heartbeat",
+        {"metadata": keys.metadata, "leases": keys.leases, "events": keys.events},
+        {
+            "member": request.member,
+            "nonce": request.nonce,
+            "epoch": request.epoch,
+            "incarnation": request.incarnation,
+            "version": request.version,
+            "assignment_epoch": request.assignment_epoch,
+            "protocol": PROTOCOL,
+            "weight": round(request.weight * 1000),
+            "replaces": request.replaces or "-",
+            "leaving": int(request.leaving),
+            "owned": format_held(request.owned),
+            "revoked": format_held(request.revoked),
+            "refused": [number for refusal in request.refused for number in refusal],
+        },
+        _heartbeat_reply,
+        accept=("OK", "REVOKE_PENDING", "LEFT"),
+        stream=keys.stream,
+        group=keys.group,
+        member=request.member,
+    )
+
+
+def _heartbeat_reply(answer: list[Any]) -> HeartbeatReply:
+    now, incarnation, version, group_epoch, assignment_epoch, epoch, beat, lease, rebalance = map(int, answer[1:10])
+    return HeartbeatReply(
+        status=cast(Literal["OK", "REVOKE_PENDING", "LEFT"], text(answer[0])),
+        now_ms=now,
+        incarnation=incarnation,
+        version=version,
+        group_epoch=group_epoch,
+        assignment_epoch=assignment_epoch,
+        epoch=epoch,
+        timings=timings_of(beat, lease, rebalance),
+        last_event=text(answer[10]),
+        holdings=None
+        if len(answer) == 11
+        else Holdings(
+            assigned=parse_held(text(answer[11])),
+            revoking=parse_held(text(answer[12])),
+            pending=parse_set(text(answer[13])),
+        ),
+    )
+
+
+@attrs.frozen
+class Heard:
+    """What has happened in a group, as far as it concerns one member.
+
+    Attributes:
+        last: id of the last event; its first part is Redis server ms.
+        concerned: the member has to come for an answer.
+        sought: the group was moved on its shards: whoever waits for entries has to look again.
+    """
+
+    last: str
+    concerned: bool
+    sought: bool
+
+
+def heard(keys: GroupKeys, member: str, *, after: str) -> Command[Heard]:
+    """Look through the events of the group beyond `after`."""
+    return call(
+        "heard",
+        {"events": keys.events},
+        {"after": after, "member": member},
+        lambda answer: Heard(text(answer[1]), bool(answer[2]), bool(answer[3])),
+        stream=keys.stream,
+        group=keys.group,
+        member=member,
+    )

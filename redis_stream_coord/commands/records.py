@@ -1,0 +1,172 @@
+"""Administration of groups, and reads of their records for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .. import keys as redis_keys
+from ..errors import CorruptMetadataError
+from ..keys import GroupKeys
+from ..models import GroupView, MemberView, ShardView, Timings
+from .base import PROTOCOL, Command, call, flat, parse_held, parse_set, text, timings_of
+
+
+def create(
+    keys: GroupKeys,
+    *,
+    incarnation: int,
+    shards: int,
+    timings: Timings,
+    request_id: str,
+    audit: Mapping[str, str],
+) -> Command[int]:
+    """Write the record of a new group. Result: its incarnation. Raises (when run): `AlreadyExistsError`."""
+    return call(
+        "create",
+        _group_keys(keys),
+        {
+            "stream": keys.stream,
+            "group": keys.group,
+            "incarnation": incarnation,
+            "shards": shards,
+            "protocol": PROTOCOL,
+            "heartbeat_ms": round(timings.heartbeat_seconds * 1000),
+            "lease_ms": round(timings.lease_seconds * 1000),
+            "rebalance_ms": round(timings.rebalance_seconds * 1000),
+            "request_id": request_id,
+            "audit": flat(audit),
+        },
+        lambda answer: int(answer[1]),
+        stream=keys.stream,
+        group=keys.group,
+    )
+
+
+def delete(keys: GroupKeys, *, force: bool, request_id: str, audit: Mapping[str, str]) -> Command[None]:
+    """Delete the record of a group.
+
+    Raises (when run): `ConflictError`: it has live members; `NotFoundError`.
+    """
+    return call(
+        "delete",
+        _group_keys(keys),
+        {
+            "force": int(force),
+            "request_id": request_id,
+            "audit": flat(audit),
+        },
+        lambda answer: None,
+        stream=keys.stream,
+        group=keys.group,
+    )
+
+
+def record(keys: GroupKeys, action: str, detail: str, *, request_id: str, audit: Mapping[str, str]) -> Command[bool]:
+    """Record an action on the group that other slots carry out. Result: whether it had been recorded before."""
+    return call(
+        "record",
+        {"metadata": keys.metadata, "audit": keys.audit},
+        {"action": action, "detail": detail, "request_id": request_id, "audit": flat(audit)},
+        lambda answer: bool(answer[1]),
+        stream=keys.stream,
+        group=keys.group,
+    )
+
+
+def announce(keys: GroupKeys, kind: str) -> Command[str]:
+    """Append an event that wakes every member. One too many does no harm."""
+    fields = ["type", kind, "wake", "*"]
+    return Command("XADD", None, [keys.events], [keys.events, "MAXLEN", "~", "1000", "*", *fields], text)
+
+
+def _group_keys(keys: GroupKeys) -> dict[str, str]:
+    return {"metadata": keys.metadata, "leases": keys.leases, "events": keys.events, "audit": keys.audit}
+
+
+def enlist(keys: GroupKeys, *, present: bool) -> Command[int]:
+    """Add the group to the index of all groups, or remove it."""
+    index = redis_keys.index(keys.prefix)
+    return Command("SADD" if present else "SREM", None, [index], [index, f"{keys.stream}:{keys.group}"], int)
+
+
+def groups(prefix: str) -> Command[list[tuple[str, str]]]:
+    """List all groups of the index. Result: (stream, group), sorted."""
+
+    def parse(answer: Any) -> list[tuple[str, str]]:
+        # The group is what stands after the last colon: it cannot contain one.
+        pairs = (text(name).rpartition(":") for name in answer)
+        return sorted((stream, group) for stream, _, group in pairs)
+
+    index = redis_keys.index(prefix)
+    return Command("SMEMBERS", None, [index], [index], parse)
+
+
+def describe(keys: GroupKeys) -> Command[GroupView]:
+    """Read the whole record of a group. Raises (when run): `NotFoundError`, `MetadataError`."""
+    return call(
+        "describe",
+        {"metadata": keys.metadata, "leases": keys.leases},
+        {},
+        _group_view,
+        stream=keys.stream,
+        group=keys.group,
+    )
+
+
+def _group_view(answer: list[Any]) -> GroupView:
+    now_ms, flat, leases = int(answer[1]), [text(v) for v in answer[2]], [text(v) for v in answer[3]]
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    deadlines = {m: int(float(score)) for m, score in zip(leases[::2], leases[1::2], strict=True)}
+    members: dict[str, MemberView] = {}
+    shards: dict[int, ShardView] = {}
+    try:
+        for name, value in fields.items():
+            kind, _, rest = name.partition(":")
+            parts = dict(part.partition("=")[::2] for part in value.split()) if rest else {}
+            if kind == "member":
+                members[rest] = _member_view(rest, parts, deadlines.get(rest), now_ms)
+            elif kind == "shard":
+                shards[int(rest)] = _shard_view(int(rest), parts)
+        return GroupView(
+            stream=fields["stream"],
+            group=fields["group"],
+            incarnation=int(fields["incarnation"]),
+            version=int(fields["version"]),
+            group_epoch=int(fields["group_epoch"]),
+            assignment_epoch=int(fields["assignment_epoch"]),
+            grant_counter=int(fields["grant_counter"]),
+            timings=timings_of(int(fields["heartbeat_ms"]), int(fields["lease_ms"]), int(fields["rebalance_ms"])),
+            now_ms=now_ms,
+            members=dict(sorted(members.items())),
+            shards=dict(sorted(shards.items())),
+        )
+    except (KeyError, ValueError) as error:
+        raise CorruptMetadataError(f"the metadata cannot be read: {error!r}") from error
+
+
+def _member_view(member: str, parts: Mapping[str, str], deadline_ms: int | None, now_ms: int) -> MemberView:
+    return MemberView(
+        id=member,
+        nonce=parts["nonce"],
+        epoch=int(parts["epoch"]),
+        weight=int(parts["weight"]) / 1000,
+        state=parts["state"],
+        joined_ms=int(parts["joined_ms"]),
+        lease_remaining_ms=None if deadline_ms is None else deadline_ms - now_ms,
+        assigned=parse_held(parts["assigned"]),
+        revoking=parse_held(parts["revoking"]),
+        pending=parse_set(parts["pending"]),
+    )
+
+
+def _shard_view(index: int, parts: Mapping[str, str]) -> ShardView:
+    return ShardView(
+        index=index,
+        target=None if parts["target"] == "-" else parts["target"],
+        holder=None if parts["holder"] == "-" else parts["holder"],
+        token=int(parts["token"]),
+        state=parts["state"],
+        deadline_ms=int(parts["deadline_ms"]),
+        hold_until_ms=int(parts["hold_until_ms"]),
+    )

@@ -1,0 +1,161 @@
+"""Logical streams: their layout, and publishing to their shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from ..keys import GroupKeys, StreamKeys
+from ..models import Layout
+from .base import PROTOCOL, Command, call, flat, text
+
+
+@attrs.frozen
+class Published:
+    """What became of one entry: ``OK`` or ``DUPLICATE`` with its id, or an error word with a detail."""
+
+    word: str
+    detail: str
+
+
+def publish(
+    keys: StreamKeys,
+    shard: int,
+    entries: Sequence[tuple[str | None, Sequence[str | bytes]]],
+    *,
+    layout: str,
+    window_ms: int,
+    window_count: int,
+) -> Command[list[Published]]:
+    """Append entries, each an event id (or ``None``) and its flat fields, to one shard. Result: one outcome each.
+
+    It is idempotent, and so sent again after a lost reply, if every entry has an event id.
+    """
+    names = keys.shard(shard)
+    flat: list[str | bytes | int] = []
+    for event_id, fields in entries:
+        flat += [event_id or "", len(fields), *fields]
+    return call(
+        "publish",
+        {"stream": names.stream, "route": names.route, "published": names.published},
+        {"layout": layout, "window_ms": window_ms, "window_count": window_count, "entries": flat},
+        lambda answer: [Published(text(answer[i]), text(answer[i + 1])) for i in range(1, len(answer), 2)],
+        idempotent=all(event_id is not None for event_id, _ in entries),
+        stream=keys.stream,
+        shard=shard,
+    )
+
+
+def append(keys: StreamKeys, shard: int, fields: Sequence[str | bytes]) -> Command[str | None]:
+    """Plain XADD that makes no stream: no route check, no duplicate detection. Result: the id; ``None``: no stream."""
+    return Command(
+        "XADD",
+        None,
+        [keys.shard(shard).stream],
+        [keys.shard(shard).stream, "NOMKSTREAM", "*", *fields],
+        lambda answer: None if answer is None else text(answer),
+        idempotent=False,
+    )
+
+
+def layout(keys: StreamKeys) -> Command[Layout]:
+    """Read the present layout. Raises (when run): `NotFoundError`, `MetadataError`."""
+    return call("layout", {"record": keys.record}, {"protocol": PROTOCOL}, _layout, stream=keys.stream)
+
+
+def _layout(answer: list[Any]) -> Layout:
+    version, incarnation, epoch, shards = map(int, answer[1:5])
+    routing, layout_id, state, retention = map(text, answer[5:9])
+    groups = tuple(map(text, answer[9]))
+    return Layout(version, incarnation, epoch, shards, routing, layout_id, state, retention, groups)
+
+
+def register(keys: GroupKeys, *, shards: int | None, routing: str, retention: str = "all") -> Command[Layout]:
+    """Make the group known to its stream, and make the stream's record if there is none.
+
+    Raises (when run): `ConflictError`: another number of shards; `ConfigError`: none given for a new stream.
+    """
+    return call(
+        "register",
+        {"record": StreamKeys(keys.stream, keys.prefix).record},
+        {
+            "stream": keys.stream,
+            "group": keys.group,
+            "shards": -1 if shards is None else shards,
+            "routing": routing,
+            "retention": retention,
+            "protocol": PROTOCOL,
+        },
+        _layout,
+        stream=keys.stream,
+        group=keys.group,
+    )
+
+
+def activate(keys: StreamKeys, layout_id: str) -> Command[Layout]:
+    """Say that every shard of a new stream is provisioned."""
+    return call(
+        "activate",
+        {"record": keys.record},
+        {"protocol": PROTOCOL, "layout": layout_id},
+        _layout,
+        stream=keys.stream,
+    )
+
+
+def unregister(keys: GroupKeys) -> Command[bool]:
+    """Make the stream forget a group. Result: whether it knew it."""
+    return call(
+        "unregister",
+        {"record": StreamKeys(keys.stream, keys.prefix).record},
+        {"group": keys.group, "protocol": PROTOCOL},
+        lambda answer: bool(answer[1]),
+        stream=keys.stream,
+        group=keys.group,
+    )
+
+
+def provision(keys: GroupKeys, shard: int, *, start: str, layout: Layout) -> Command[int]:
+    """Make one shard ready for the group. Result: incarnation found in its fence."""
+    names = StreamKeys(keys.stream, keys.prefix).shard(shard)
+    return call(
+        "provision",
+        {"stream": names.stream, "fence": keys.fence(shard), "route": names.route},
+        {
+            "group": keys.group,
+            "start": start,
+            "epoch": layout.epoch,
+            "layout": layout.layout,
+            "creating": int(layout.state == "creating"),
+        },
+        lambda answer: int(answer[1]),
+        stream=keys.stream,
+        group=keys.group,
+        shard=shard,
+    )
+
+
+def retire(keys: GroupKeys, shard: int) -> Command[int]:
+    """Remove the group from one shard and leave a tombstone. Result: incarnation of the tombstone."""
+    return call(
+        "retire",
+        {"stream": StreamKeys(keys.stream).shard(shard).stream, "fence": keys.fence(shard)},
+        {"group": keys.group},
+        lambda answer: int(answer[1]),
+        stream=keys.stream,
+        group=keys.group,
+        shard=shard,
+    )
+
+
+def retain(keys: StreamKeys, retention: str, *, request_id: str, audit: Mapping[str, str]) -> Command[Layout]:
+    """Change how long entries of the stream are kept. Raises (when run): `NotFoundError`, `MetadataError`."""
+    return call(
+        "retain",
+        {"record": keys.record, "audit": keys.audit},
+        {"protocol": PROTOCOL, "retention": retention, "request_id": request_id, "audit": flat(audit)},
+        _layout,
+        stream=keys.stream,
+    )
