@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from redis_stream_coord import commands
-from redis_stream_coord.admin import _Sagas
 from redis_stream_coord.commands import Fence, HeartbeatRequest, Pause
 from redis_stream_coord.errors import (
     AlreadyExistsError,
@@ -18,6 +17,7 @@ from redis_stream_coord.errors import (
     NotFoundError,
 )
 from redis_stream_coord.models import Timings
+from redis_stream_coord.sagas import Sagas
 from tests.unit.fake import FakeGroup, fake_group
 
 
@@ -43,7 +43,7 @@ def drive(group: FakeGroup, saga: Any) -> Any:
 
 
 def create(group: FakeGroup, request_id: str | None) -> Any:
-    sagas = _Sagas("redis://nowhere", requested_by="test")
+    sagas = Sagas("redis://nowhere", requested_by="test")
     keys = group.keys
     return drive(
         group, sagas.create(keys.stream, keys.group, 2, "oldest", Timings(), "jump-v1", "all", False, "r", request_id)
@@ -51,7 +51,7 @@ def create(group: FakeGroup, request_id: str | None) -> Any:
 
 
 def delete(group: FakeGroup, request_id: str | None) -> None:
-    sagas = _Sagas("redis://nowhere", requested_by="test")
+    sagas = Sagas("redis://nowhere", requested_by="test")
     drive(group, sagas.delete(group.keys.stream, group.keys.group, True, "r", request_id))
 
 
