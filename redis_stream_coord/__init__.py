@@ -4,7 +4,8 @@ Start with `Admin.create`, `Producer.publish` and `Consumer.run`; see the README
 """
 
 from .admin import Admin, AsyncAdmin
-from .consumer import AsyncConsumer, Consumer
+from .async_consumer import AsyncConsumer
+from .consumer import Consumer
 from .errors import (
     AdminError,
     AlreadyExistsError,

@@ -1,4 +1,4 @@
-"""The two faces of a consumer: `Consumer` for plain code, `AsyncConsumer` for coroutines.
+"""The face of a consumer for plain code; `AsyncConsumer`, in `async_consumer`, is the one for coroutines.
 
 Both run `redis_stream_coord.engine.Engine`. `AsyncConsumer` runs it on the caller's event loop; `Consumer` on a private
 loop in a thread of its own, and the user's functions in worker threads, so that a slow one cannot cost the lease.
@@ -13,311 +13,23 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from types import FrameType, TracebackType
 from typing import Any
 
 from . import background
+from .async_consumer import NOT_STARTED, SIGNALS, Offer, end_at_once, finish, within
 from .engine import Engine
-from .errors import ConfigError, LifecycleError, RedisUnavailableError
+from .errors import ConfigError, LifecycleError
+from .handling import Withdrawn
 from .models import Health, Lag, Message, Shards
 from .options import Ack, Decode, Options
 from .policies import Batch, DeadLetter, Poison, Retry
 from .runner import check_process
 from .settings import RedisSettings
 from .threads import DaemonThreads
-from .worker import Withdrawn
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _SIGNAL_SECONDS = 0.2  # at most so long until a signal is acted upon
-_Offer = tuple[Message, "asyncio.Future[None]"]
-
-
-class AsyncConsumer:
-    """Consumes the shards of a stream that the group assigns to it; for coroutines.
-
-    Entries of one shard are handed over one at a time and in order; those of different shards at the same time.
-    An entry is acknowledged after its handler succeeded, and handed to it again, in place, after it failed.
-
-    Parameters:
-        stream: name of the logical stream.
-        group: name of the consumer group.
-        redis: URL or settings.
-        handler: coroutine function that takes a `Message`, or a `Batch`. Leave it out to iterate:
-            ``async for message in consumer``.
-        member: id of this member; of one process at a time. By default see `settings.default_member`.
-        weight: share of the shards, relative to the other members.
-        concurrency: so many partition keys of a shard are handled at the same time; entries of one key never are.
-        ack: ``auto``: after the handler succeeded, or when the loop asks for the next message; ``manual``: only by
-            `Message.ack`.
-        decode: makes `Message.value` of the fields, for example ``lambda fields: json.loads(fields["data"])``. A plain
-            function that runs on the event loop, so a quick one; if it raises, the entry counts as failed.
-        retry: what to do after a handler failed.
-        poison: what to do with an entry that fails again and again: `Poison` or `DeadLetter`. ``None``: try for ever.
-        max_handler_seconds: when a handler takes longer, its shard is given up, to another member if there is one.
-            The lease and the other shards go on. ``None``: never.
-        prefetch: at most so many entries of a shard are read ahead, 1 to 1000.
-        prefetch_bytes: and so many bytes, unless a single entry has more.
-        shutdown_seconds: how long handlers may take to finish after a stop; then they are abandoned.
-        on_assigned: awaited with shards before their first message.
-        on_revoked: awaited with shards that are given up and still owned: finish and acknowledge. Also at a stop.
-        on_lost: awaited with shards that are gone already.
-
-    Raises:
-        ConfigError: an argument is wrong.
-    """
-
-    def __init__(
-        self,
-        stream: str,
-        *,
-        group: str,
-        redis: str | RedisSettings,
-        handler: Callable[[Message], Awaitable[None]] | Batch | None = None,
-        member: str | None = None,
-        weight: float = 1.0,
-        concurrency: int = 1,
-        ack: Ack = "auto",
-        decode: Decode | None = None,
-        retry: Retry = Retry(),  # noqa: B008 - frozen
-        poison: Poison | DeadLetter | None = None,
-        max_handler_seconds: float | None = None,
-        prefetch: int = 100,
-        prefetch_bytes: int = 16 << 20,
-        shutdown_seconds: float = 30.0,
-        on_assigned: Callable[[Shards], Awaitable[None]] | None = None,
-        on_revoked: Callable[[Shards], Awaitable[None]] | None = None,
-        on_lost: Callable[[Shards], Awaitable[None]] | None = None,
-    ) -> None:
-        options = Options(
-            stream=stream,
-            group=group,
-            redis=redis,
-            handler=handler,
-            member=member,
-            weight=weight,
-            concurrency=concurrency,
-            ack=ack,
-            decode=decode,
-            retry=retry,
-            poison=poison,
-            max_handler_seconds=max_handler_seconds,
-            prefetch=prefetch,
-            prefetch_bytes=prefetch_bytes,
-            shutdown_seconds=shutdown_seconds,
-            callbacks={"on_assigned": on_assigned, "on_revoked": on_revoked, "on_lost": on_lost},
-        )
-        options.check(want_async=True)
-        self._config = options.engine_config(lambda function: function, self._offer)
-        self._handler = handler
-        self._engine: Engine | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._offers: asyncio.Queue[_Offer] = asyncio.Queue()
-        self._was_signalled = False
-        self._pid = os.getpid()
-
-    @property
-    def member(self) -> str:
-        """Id of this member."""
-        return self._config.member
-
-    async def run(self) -> None:
-        """Consume until stopped. SIGTERM and SIGINT stop it; a second one ends the process at once.
-
-        Raises:
-            NotFoundError: there is no such group.
-            DuplicateMemberError: another live process uses the same member id.
-            DrainTimeoutError: handlers did not finish in time after a stop.
-            LifecycleError: it was started before, or there is no handler.
-        """
-        if self._handler is None:
-            raise LifecycleError("run() needs a handler", hint="Pass handler=, or iterate over the consumer.")
-        loop = asyncio.get_running_loop()
-        installed = []
-        for number in _SIGNALS:
-            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                loop.add_signal_handler(number, self._signalled, number)
-                installed.append(number)
-        try:
-            await self.start()
-            await self.wait()
-        except asyncio.CancelledError:
-            await self.stop()
-            raise
-        finally:
-            for number in installed:
-                loop.remove_signal_handler(number)
-
-    def _signalled(self, number: signal.Signals) -> None:
-        if self._engine is None or self._was_signalled:
-            _end_at_once(number)
-        else:
-            self._was_signalled = True
-            self._engine.stop()
-
-    async def start(self) -> None:
-        """Begin to consume in the background. Raises: `LifecycleError` if it was started before."""
-        if self._task is not None:
-            raise LifecycleError("a consumer can be started only once", hint="Make a new one.")
-        check_process(self._pid)
-        self._engine = Engine(self._config)
-        self._task = asyncio.get_running_loop().create_task(self._engine.run())
-
-    async def stop(self, *, hold: bool = False) -> None:
-        """Hand out nothing more, finish, acknowledge, leave.
-
-        Parameters:
-            hold: keep the shards for a restart under the same member id within the lease, so that nothing moves.
-
-        Raises:
-            what `run` raises.
-        """
-        self.request_stop(hold=hold)
-        await self.wait()
-
-    def request_stop(self, *, hold: bool = False) -> None:
-        """Begin to stop, and return at once. `hold`: see `stop`."""
-        if self._engine is not None:
-            self._engine.stop(hold=hold)
-            # What the loop has not taken: nobody may ever ask for it.
-            while not self._offers.empty():
-                _finish(self._offers.get_nowait()[1], Withdrawn(taken=False))
-
-    async def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until it has stopped.
-
-        Parameters:
-            timeout_seconds: no longer than that; ``None``: for ever.
-
-        Returns:
-            Whether it has stopped.
-
-        Raises:
-            LifecycleError: called from a handler or callback of the consumer, where it would wait for itself.
-            what `run` raises.
-        """
-        if self._task is None or self._engine is None:
-            return True
-        if self._engine.runs_in(asyncio.current_task()):
-            raise LifecycleError("a handler cannot wait for its own consumer", hint="Call request_stop().")
-        done, _ = await asyncio.wait([self._task], timeout=timeout_seconds)
-        if not done:
-            return False
-        self._task.result()
-        return True
-
-    async def __aenter__(self) -> AsyncConsumer:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.stop()
-
-    async def __aiter__(self) -> AsyncGenerator[Message, None]:
-        """Iterate over messages until stopped. With ``ack="auto"`` asking for the next one acknowledges the last."""
-        if self._handler is not None:
-            raise LifecycleError("a consumer with a handler cannot be iterated over")
-        began_here = self._task is None
-        if began_here:
-            await self.start()
-        assert self._task is not None
-        done: asyncio.Future[None] | None = None
-        getting: asyncio.Future[_Offer] | None = None
-        try:
-            while True:
-                getting = asyncio.ensure_future(self._offers.get())
-                await asyncio.wait([getting, self._task], return_when=asyncio.FIRST_COMPLETED)
-                if not getting.done():
-                    break
-                message, done = getting.result()
-                yield message
-                _finish(done, None)
-        finally:
-            if getting is not None and not getting.cancel():
-                # The one in the loop's body, or one that came as this task was cancelled.
-                offered = getting.result()[1]
-                _finish(offered, Withdrawn(taken=offered is done))
-            if began_here:
-                self.request_stop()
-        await self.wait()
-
-    async def _offer(self, message: Message) -> None:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._offers.put_nowait((message, done))
-        await done
-
-    @property
-    def assignment(self) -> Shards:
-        """Shards that this member owns at this moment."""
-        return frozenset() if self._engine is None else self._engine.assignment
-
-    @property
-    def health(self) -> Health:
-        """How it is, and what it waits for."""
-        return _NOT_STARTED if self._engine is None else self._engine.health
-
-    def pause(self, shards: Iterable[int] | None = None) -> None:
-        """Hand out nothing more of these shards, and keep them.
-
-        Parameters:
-            shards: which; ``None``: all, also those assigned later.
-        """
-        if self._engine is not None:
-            self._engine.pause(shards)
-
-    def resume(self, shards: Iterable[int] | None = None) -> None:
-        """Undo `pause` for these shards; ``None``: for all."""
-        if self._engine is not None:
-            self._engine.resume(shards)
-
-    async def flush(self, *, timeout_seconds: float = 5.0) -> None:
-        """Send all acknowledgements that are queued.
-
-        Raises:
-            RedisUnavailableError: they could not be sent within `timeout_seconds`.
-        """
-        if self._engine is not None:
-            await _within(timeout_seconds, self._engine.flush())
-
-    async def lag(self) -> Lag:
-        """Return for each owned shard how many entries have not been received; ``None``: Redis cannot tell.
-
-        Raises:
-            RedisUnavailableError: no answer in time.
-        """
-        return {} if self._engine is None else await self._engine.lag()
-
-
-_NOT_STARTED = Health(
-    ok=False,
-    state="joining",
-    lease_remaining_seconds=0.0,
-    progress_age_seconds=0.0,
-    waits_for="to be started",
-)
-
-
-def _finish(done: asyncio.Future[None], error: Exception | None) -> None:
-    if done.done():
-        return
-    if error is None:
-        done.set_result(None)
-    else:
-        done.set_exception(error)
-
-
-async def _within(seconds: float, work: Awaitable[None]) -> None:
-    try:
-        await asyncio.wait_for(work, seconds)
-    except asyncio.TimeoutError:
-        raise RedisUnavailableError(f"acknowledgements were not sent within {seconds} s") from None
-
-
-def _end_at_once(number: int) -> None:
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
 
 
 class Consumer:
@@ -395,7 +107,7 @@ class Consumer:
         self._over = threading.Event()
         self._last_thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._offers: queue.SimpleQueue[_Offer | None] = queue.SimpleQueue()
+        self._offers: queue.SimpleQueue[Offer | None] = queue.SimpleQueue()
         self._was_signalled = False
         self._pid = os.getpid()
 
@@ -425,7 +137,7 @@ class Consumer:
             raise LifecycleError("run() needs a handler", hint="Pass handler=, or iterate over the consumer.")
         previous: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            previous = {number: signal.signal(number, self._signalled) for number in _SIGNALS}
+            previous = {number: signal.signal(number, self._signalled) for number in SIGNALS}
         try:
             self.start()
             # Python runs signal handlers in this thread only, and a signal that another thread took, or that came just
@@ -438,7 +150,7 @@ class Consumer:
 
     def _signalled(self, number: int, _frame: FrameType | None) -> None:
         if self._engine is None or self._was_signalled:
-            _end_at_once(number)
+            end_at_once(number)
         else:
             self._was_signalled = True
             self.request_stop()
@@ -490,7 +202,7 @@ class Consumer:
             while not self._over.is_set() and not self._offers.empty():
                 with contextlib.suppress(queue.Empty):
                     if (offer := self._offers.get_nowait()) is not None:
-                        _finish(offer[1], Withdrawn(taken=False))
+                        finish(offer[1], Withdrawn(taken=False))
 
         self._soon(stop)
 
@@ -549,7 +261,7 @@ class Consumer:
     def _finish(self, done: asyncio.Future[None], error: Exception | None) -> None:
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(_finish, done, error)
+            self._loop.call_soon_threadsafe(finish, done, error)
 
     @property
     def assignment(self) -> Shards:
@@ -559,7 +271,7 @@ class Consumer:
     @property
     def health(self) -> Health:
         """How it is, and what it waits for."""
-        return _NOT_STARTED if self._engine is None else self._engine.health
+        return NOT_STARTED if self._engine is None else self._engine.health
 
     def pause(self, shards: Iterable[int] | None = None) -> None:
         """Hand out nothing more of these shards, and keep them; see `AsyncConsumer.pause`."""
@@ -571,7 +283,7 @@ class Consumer:
 
     def flush(self, *, timeout_seconds: float = 5.0) -> None:
         """Send all acknowledgements that are queued; see `AsyncConsumer.flush`."""
-        self._in_loop(lambda engine: _within(timeout_seconds, engine.flush()))
+        self._in_loop(lambda engine: within(timeout_seconds, engine.flush()))
 
     def lag(self) -> Lag:
         """Return for each owned shard how many entries have not been received; see `AsyncConsumer.lag`."""

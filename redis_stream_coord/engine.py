@@ -16,18 +16,19 @@ from typing import Any
 
 import attrs
 
-from . import commands, telemetry
+from . import commands, telemetry, vitals
 from .callbacks import Callbacks
 from .commands import Fence
 from .errors import CoordError, DrainTimeoutError, FencedError, NotFoundError
+from .handling import Ledger, WorkConfig
 from .keys import GroupKeys, StreamKeys
 from .links import Links
 from .logs import Log
 from .models import Health, Held, Layout, Shards
-from .session import Action, Claim, Drain, Lost, Session, ShardState, State
+from .session import Action, Claim, Drain, Lost, Session, ShardState
 from .settings import RedisSettings
 from .tasks import end
-from .worker import Ledger, WorkConfig, Worker
+from .worker import Worker
 
 ShardsCallback = Callable[[Shards], Awaitable[None]]
 
@@ -343,15 +344,15 @@ class Engine:
     def paused(self, shard: int) -> bool:
         return shard in self._paused or (self._paused_all and shard not in self._resumed)
 
-    def stuck(self, worker: Worker, entry_ids: list[str]) -> None:
-        telemetry.stuck_handlers.add(1, {**self._attributes, telemetry.SHARD: worker.held.shard})
+    def stuck(self, held: Held, entry_ids: list[str]) -> None:
+        telemetry.stuck_handlers.add(1, {**self._attributes, telemetry.SHARD: held.shard})
         self.log.error(
             "handler has not returned from entries %s for %s s; giving the shard up",
             " ".join(entry_ids),
             self.config.work.max_handler_seconds,
-            shard=worker.held.shard,
+            shard=held.shard,
         )
-        self._apply(self.session.surrender(worker.held))
+        self._apply(self.session.surrender(held))
         self._beat_if_urgent()
 
     def wait_for_entries(self, shard: int, after: str) -> Coroutine[Any, Any, None]:
@@ -468,48 +469,8 @@ class Engine:
     @property
     def health(self) -> Health:
         """How the consumer is, and what it waits for."""
-        now = clock()
-        session = self.session
-        holds = session.held()
-        draining = session.held(ShardState.DRAINING)
-        waits = ""
-        if session.trouble is not None:
-            waits = str(session.trouble)
-        elif draining:
-            waits = f"handlers of shards {sorted(draining)} to finish"
-        elif session.held(ShardState.CLAIMING):
-            waits = f"claims of shards {sorted(session.held(ShardState.CLAIMING))}"
-        elif session.state is State.MEMBER and not holds:
-            waits = "the group to assign it shards"
-        progress = [w.last_progress for w in self._workers.values() if w.received]
-        return Health(
-            ok=session.trouble is None and session.state is State.MEMBER and now < session.lease_until,
-            state=session.state.value,
-            lease_remaining_seconds=0.0 if session.finished else max(0.0, session.lease_until - now),
-            progress_age_seconds=max((time.monotonic() - at for at in progress), default=0.0),
-            waits_for=waits,
-        )
+        return vitals.health(self.session, list(self._workers.values()), clock())
 
     def readings(self) -> list[telemetry.Reading]:
         """Return the gauges of this consumer; called by the metrics reader, on a thread of its own."""
-        now, session = clock(), self.session
-        active = session.state is State.MEMBER and now < session.lease_until
-        draining = len(session.held(ShardState.DRAINING))
-        values = {
-            "up": 1.0,
-            "member_active": float(active),
-            "member_lease_remaining_seconds": max(0.0, session.lease_until - now),
-            "member_heartbeat_age_seconds": now - session.last_accepted if session.last_accepted else 0.0,
-            "member_current_shards": float(len(session.held(ShardState.OWNED))),
-            "member_revoking_shards": float(draining),
-            "revoke_pending": float(draining > 0),
-            "group_epoch": float(session.group_epoch),
-            "assignment_epoch": float(session.assignment_epoch),
-        }
-        found: list[telemetry.Reading] = [(name, value, self._attributes) for name, value in values.items()]
-        for shard, worker in list(self._workers.items()):
-            attributes = {**self._attributes, telemetry.SHARD: shard}
-            found.append(("consumer_shard_pending", float(worker.received), attributes))
-            age = time.monotonic() - worker.last_progress if worker.received else 0.0
-            found.append(("consumer_shard_progress_age_seconds", max(0.0, age), attributes))
-        return found
+        return vitals.readings(self.session, list(self._workers.values()), self._attributes, clock())

@@ -10,11 +10,11 @@ import attrs
 
 from .engine import EngineConfig, ShardsCallback
 from .errors import ConfigError
+from .handling import WorkConfig
 from .keys import GroupKeys, check_member
 from .models import Message
 from .policies import Batch, DeadLetter, Poison, Retry
 from .settings import RedisSettings, default_member
-from .worker import WorkConfig
 
 Ack = Literal["auto", "manual"]
 Decode = Callable[[dict[str, bytes]], Any]

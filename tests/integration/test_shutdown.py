@@ -140,7 +140,7 @@ def test_first_signal_in_a_stop_that_was_asked_for_otherwise_ends_nothing(
 ) -> None:
     """The orchestrator's SIGTERM often comes when the consumer is stopping already, of its own accord."""
     killed: list[int] = []
-    monkeypatch.setattr("redis_stream_coord.consumer._end_at_once", killed.append)
+    monkeypatch.setattr(f"{kind.__module__}.end_at_once", killed.append)
     bench.create(shards=1)
 
     def act() -> None:
