@@ -203,6 +203,7 @@ class Layout:
         state: ``creating`` until all shards are provisioned, then ``active``.
         retention: ``all``, ``consumed`` or ``keep:<count>``.
         groups: names of the registered groups.
+        earlier: ids of layouts that ended lately, oldest first.
     """
 
     version: int
@@ -214,6 +215,7 @@ class Layout:
     state: str
     retention: str = "all"
     groups: tuple[str, ...] = ()
+    earlier: tuple[str, ...] = ()
 
 
 @attrs.frozen

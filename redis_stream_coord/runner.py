@@ -28,7 +28,7 @@ import tenacity
 from redis.asyncio.retry import Retry as AsyncRetry
 
 from . import telemetry
-from .commands import Command, Pause, Saga
+from .commands import Command, Pause, Saga, Together
 from .errors import CoordError, CorruptMetadataError, LifecycleError, PermissionDeniedError, RedisUnavailableError
 from .settings import RedisSettings
 from .tasks import end
@@ -241,8 +241,13 @@ class SyncRunner:
                     raise
             return cast(T, tenacity.Retrying(**_policy(self.settings))(self._once, command))
 
-    def drive(self, saga: Saga[T]) -> T:
-        """Run a saga to its end and return its result."""
+    def drive(self, saga: Saga[T], *, retry: bool = True) -> T:
+        """Run a saga to its end and return its result.
+
+        Parameters:
+            saga: what to run.
+            retry: as in `run`, for each of its commands.
+        """
         try:
             step = next(saga)
             while True:
@@ -250,8 +255,10 @@ class SyncRunner:
                     result: Any = None
                     if isinstance(step, Pause):
                         time.sleep(step.seconds)
+                    elif isinstance(step, Together):
+                        result = self.pipeline(step.commands)
                     else:
-                        result = self.run(step)
+                        result = self.run(step, retry=retry)
                 except CoordError as error:
                     step = saga.throw(error)
                 else:
@@ -260,10 +267,12 @@ class SyncRunner:
             return cast(T, over.value)
 
     def pipeline(self, commands: Sequence[Command[T]]) -> Sequence[T | CoordError]:
-        """Send many commands in one go, where one server has all keys; one after another on Cluster.
+        """Send many commands in one go, where one server has all keys; on Cluster one after another.
+
+        None is sent again.
 
         Parameters:
-            commands: all of the same script, in the order in which Redis is to run them.
+            commands: in the order in which Redis is to run them; a script that the server does not know may come later.
 
         Returns:
             For each its result, or why there is none.
@@ -271,10 +280,7 @@ class SyncRunner:
         if self.settings.address.topology == "cluster":
             return [self._caught(command) for command in commands]
         try:
-            pipe = self._connected().pipeline(transaction=False)
-            for position, command in enumerate(commands):
-                pipe.execute_command(*_line(command, by_source=position == 0))
-            answers = pipe.execute(raise_on_error=False)
+            answers = self._send_many(self._connected(), commands)
         except CoordError:
             raise
         except Exception as error:  # noqa: BLE001 - translated
@@ -282,9 +288,22 @@ class SyncRunner:
             answers = [error] * len(commands)
         return [_outcome(command, answer) for command, answer in zip(commands, answers, strict=True)]
 
+    def _send_many(self, client: Any, commands: Sequence[Command[Any]]) -> list[Any]:
+        pipe = client.pipeline(transaction=False)
+        for command in commands:
+            pipe.execute_command(*_line(command))
+        answers = list(pipe.execute(raise_on_error=False))
+        for position, answer in enumerate(answers):
+            if isinstance(answer, redis.exceptions.NoScriptError):
+                try:
+                    answers[position] = self._send(commands[position])
+                except (redis.exceptions.RedisError, OSError) as error:
+                    answers[position] = error
+        return answers
+
     def _caught(self, command: Command[T]) -> T | CoordError:
         try:
-            return self.run(command)
+            return self.run(command, retry=False)
         except CoordError as error:
             return error
 
@@ -355,13 +374,19 @@ class AsyncRunner:
                     raise
             return cast(T, await tenacity.AsyncRetrying(**_policy(self.settings))(self._once, command))
 
-    async def drive(self, saga: Saga[T]) -> T:
-        """Run a saga to its end and return its result."""
+    async def drive(self, saga: Saga[T], *, retry: bool = True) -> T:
+        """Run a saga to its end and return its result; see `SyncRunner.drive`."""
         try:
             step = next(saga)
             while True:
                 try:
-                    result = await (asyncio.sleep(step.seconds) if isinstance(step, Pause) else self.run(step))
+                    result: Any = None
+                    if isinstance(step, Pause):
+                        await asyncio.sleep(step.seconds)
+                    elif isinstance(step, Together):
+                        result = await self.pipeline(step.commands)
+                    else:
+                        result = await self.run(step, retry=retry)
                 except CoordError as error:
                     step = saga.throw(error)
                 else:
@@ -375,10 +400,7 @@ class AsyncRunner:
             return [await self._caught(command) for command in commands]
         try:
             async with self._lock:
-                pipe = (await self._connected()).pipeline(transaction=False)
-                for position, command in enumerate(commands):
-                    pipe.execute_command(*_line(command, by_source=position == 0))
-                answers = await pipe.execute(raise_on_error=False)
+                answers = await self._send_many(await self._connected(), commands)
         except CoordError:
             raise
         except Exception as error:  # noqa: BLE001 - translated
@@ -387,7 +409,7 @@ class AsyncRunner:
 
     async def _caught(self, command: Command[T]) -> T | CoordError:
         try:
-            return await self.run(command)
+            return await self.run(command, retry=False)
         except CoordError as error:
             return error
 
@@ -464,7 +486,7 @@ class AsyncRunner:
             if isinstance(answer, redis.exceptions.NoScriptError):
                 try:
                     answers[position] = await self._send(client, commands[position])
-                except redis.exceptions.RedisError as error:
+                except (redis.exceptions.RedisError, OSError) as error:
                     answers[position] = error
         return answers
 

@@ -16,7 +16,7 @@ PROTOCOL = 1
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-Saga = Generator["Command[Any] | Pause", Any, T]
+Saga = Generator["Command[Any] | Pause | Together", Any, T]
 
 
 @attrs.frozen
@@ -24,6 +24,16 @@ class Pause:
     """What a saga yields to wait for so many seconds."""
 
     seconds: float
+
+
+@attrs.frozen
+class Together:
+    """What a saga yields to send several commands in one round trip, where one server has all keys.
+
+    It is sent back a list: for each its result, or the `CoordError` that it ended with. None is sent again.
+    """
+
+    commands: Sequence[Command[Any]]
 
 
 @attrs.frozen

@@ -60,16 +60,20 @@ def append(keys: StreamKeys, shard: int, fields: Sequence[str | bytes]) -> Comma
     )
 
 
-def layout(keys: StreamKeys) -> Command[Layout]:
-    """Read the present layout. Raises (when run): `NotFoundError`, `MetadataError`."""
-    return call("layout", {"record": keys.record}, {"protocol": PROTOCOL}, _layout, stream=keys.stream)
+def layout(keys: StreamKeys, *, window_ms: int = 0) -> Command[Layout]:
+    """Read the present layout, with those that ended within the window.
+
+    Raises (when run): `NotFoundError`, `MetadataError`.
+    """
+    arguments = {"protocol": PROTOCOL, "window_ms": window_ms}
+    return call("layout", {"record": keys.record}, arguments, _layout, stream=keys.stream)
 
 
 def _layout(answer: list[Any]) -> Layout:
     version, incarnation, epoch, shards = map(int, answer[1:5])
     routing, layout_id, state, retention = map(text, answer[5:9])
-    groups = tuple(map(text, answer[9]))
-    return Layout(version, incarnation, epoch, shards, routing, layout_id, state, retention, groups)
+    groups, earlier = tuple(map(text, answer[9])), tuple(map(text, answer[10] if len(answer) > 10 else ()))
+    return Layout(version, incarnation, epoch, shards, routing, layout_id, state, retention, groups, earlier)
 
 
 def register(keys: GroupKeys, *, shards: int | None, routing: str, retention: str = "all") -> Command[Layout]:

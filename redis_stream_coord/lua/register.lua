@@ -21,7 +21,7 @@ if redis.call('EXISTS', key.record) == 0 then
   redis.call('HSET', key.record, 'schema', header.SCHEMA, 'stream', arg.stream, 'protocol_min', int(arg.protocol),
     'protocol_max', int(arg.protocol), 'incarnation', incarnation, 'version', '0', 'epoch', '1', 'shards',
     int(arg.shards), 'routing', arg.routing, 'layout', '1:' .. int(arg.shards) .. ':' .. incarnation, 'state',
-    'creating', 'retention', arg.retention, 'group_count', '0')
+    'creating', 'earlier', '-', 'retention', arg.retention, 'group_count', '0')
 end
 local record = layout.open(key.record, arg.protocol)
 if arg.shards >= 0 and arg.shards ~= record.shards then

@@ -84,7 +84,7 @@ def test_event_id_yields_one_entry(bench: Bench) -> None:
 
 
 def test_remembered_event_ids_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redis_stream_coord.producer.EVENT_ID_WINDOW_COUNT", 10)
+    monkeypatch.setattr("redis_stream_coord.publishing.EVENT_ID_WINDOW_COUNT", 10)
     bench.create(shards=1)
     for number in range(40):
         bench.producer.publish({}, key="k", event_id=f"e-{number}")

@@ -254,9 +254,9 @@ def test_fixed_values_are_those_of_the_code() -> None:
 
 def test_readme_names_the_windows_as_they_are() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
-    from redis_stream_coord import acks, producer
+    from redis_stream_coord import acks, publishing
 
     assert f"{acks.ACK_DELAY_SECONDS} s after the first one (`acks.ACK_DELAY_SECONDS`)" in text
     assert f"when {acks.ACK_BATCH} wait (`acks.ACK_BATCH`)" in text
-    assert f"{producer.EVENT_ID_WINDOW_SECONDS:.0f} s (`producer.EVENT_ID_WINDOW_SECONDS`)" in text
-    assert f"{producer.EVENT_ID_WINDOW_COUNT:,} of them (`producer.EVENT_ID_WINDOW_COUNT`)" in text
+    assert f"{publishing.EVENT_ID_WINDOW_SECONDS:.0f} s (`publishing.EVENT_ID_WINDOW_SECONDS`)" in text
+    assert f"{publishing.EVENT_ID_WINDOW_COUNT:,} of them (`publishing.EVENT_ID_WINDOW_COUNT`)" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -21,8 +22,9 @@ from redis_stream_coord.errors import (
     refused,
 )
 from redis_stream_coord.keys import StreamKeys
+from redis_stream_coord.layouts import Layouts
 from redis_stream_coord.models import Layout, Outgoing, Receipt
-from redis_stream_coord.producer import _Layouts, _Publishing
+from redis_stream_coord.publishing import Publishing
 from redis_stream_coord.settings import RedisSettings
 
 
@@ -32,8 +34,8 @@ def layout(**changes: Any) -> Layout:
 
 
 @pytest.fixture
-def layouts() -> _Layouts:
-    return _Layouts(StreamKeys("orders"), 10.0)
+def layouts() -> Layouts:
+    return Layouts(StreamKeys("orders"), 10.0, time.monotonic)
 
 
 def drive(saga: Any, *results: Any) -> Any:
@@ -51,24 +53,24 @@ def drive(saga: Any, *results: Any) -> Any:
 # --- the lease ------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_known_at_first(layouts: _Layouts) -> None:
+def test_nothing_is_known_at_first(layouts: Layouts) -> None:
     assert layouts.current(0.0) is None
 
 
-def test_a_layout_may_be_used_until_its_lease_is_over(layouts: _Layouts) -> None:
+def test_a_layout_may_be_used_until_its_lease_is_over(layouts: Layouts) -> None:
     taken = layouts.take(layout(), 100.0)
     assert layouts.current(100.0) is taken
     assert layouts.current(109.99) is taken
     assert layouts.current(110.0) is None
 
 
-def test_the_lease_counts_from_asking(layouts: _Layouts) -> None:
+def test_the_lease_counts_from_asking(layouts: Layouts) -> None:
     """The answer may have been long on its way."""
     layouts.take(layout(), 50.0)
     assert layouts.current(61.0) is None
 
 
-def test_a_later_layout_takes_over(layouts: _Layouts) -> None:
+def test_a_later_layout_takes_over(layouts: Layouts) -> None:
     layouts.take(layout(), 100.0)
     later = layouts.take(layout(epoch=4, shards=8, layout="4:8:7"), 101.0)
     assert layouts.current(105.0) is later
@@ -80,7 +82,7 @@ def test_a_later_layout_takes_over(layouts: _Layouts) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"epoch": 2}, {"incarnation": 6}, {"incarnation": 6, "epoch": 9}])
-def test_a_layout_that_went_backwards_stops_the_producer_for_good(layouts: _Layouts, changes: dict[str, int]) -> None:
+def test_a_layout_that_went_backwards_stops_the_producer_for_good(layouts: Layouts, changes: dict[str, int]) -> None:
     layouts.take(layout(), 100.0)
     with pytest.raises(RoutingRegressionError) as regression:
         layouts.take(layout(**changes), 101.0)
@@ -90,13 +92,13 @@ def test_a_layout_that_went_backwards_stops_the_producer_for_good(layouts: _Layo
             layouts.current(102.0)
 
 
-def test_an_unknown_routing_protocol_is_never_guessed(layouts: _Layouts) -> None:
+def test_an_unknown_routing_protocol_is_never_guessed(layouts: Layouts) -> None:
     with pytest.raises(UnsupportedProtocolError, match="'jump-v9'"):
         layouts.take(layout(routing="jump-v9"), 100.0)
     assert layouts.current(100.0) is None
 
 
-def test_a_stream_that_is_being_created_is_not_ready(layouts: _Layouts) -> None:
+def test_a_stream_that_is_being_created_is_not_ready(layouts: Layouts) -> None:
     with pytest.raises(RoutingUnavailableError, match="being created") as error:
         layouts.take(layout(state="creating"), 100.0)
     assert error.value.retriable
@@ -105,13 +107,13 @@ def test_a_stream_that_is_being_created_is_not_ready(layouts: _Layouts) -> None:
     assert layouts.current(101.0) is not None
 
 
-def test_a_layout_without_shards(layouts: _Layouts) -> None:
+def test_a_layout_without_shards(layouts: Layouts) -> None:
     with pytest.raises(NoShardError):
         layouts.shard(layouts.take(layout(shards=0, layout="3:0:7"), 100.0), b"key")
 
 
 @pytest.mark.parametrize("protocol", routing.PROTOCOLS)
-def test_keys_go_where_the_protocol_says(layouts: _Layouts, protocol: str) -> None:
+def test_keys_go_where_the_protocol_says(layouts: Layouts, protocol: str) -> None:
     taken = layouts.take(layout(routing=protocol), 100.0)
     for number in range(100):
         key = str(number).encode()
@@ -121,11 +123,11 @@ def test_keys_go_where_the_protocol_says(layouts: _Layouts, protocol: str) -> No
 # --- reading it -----------------------------------------------------------------------------------------------------
 
 
-def test_a_refresh_takes_what_it_reads(layouts: _Layouts) -> None:
+def test_a_refresh_takes_what_it_reads(layouts: Layouts) -> None:
     assert drive(layouts.refresh(), layout()) == layout()
 
 
-def test_a_refresh_without_an_answer_keeps_what_is_known(layouts: _Layouts) -> None:
+def test_a_refresh_without_an_answer_keeps_what_is_known(layouts: Layouts) -> None:
     layouts.take(layout(), 100.0)
     with pytest.raises(RoutingUnavailableError) as error:
         drive(layouts.refresh(), RedisUnavailableError("away"))
@@ -133,7 +135,7 @@ def test_a_refresh_without_an_answer_keeps_what_is_known(layouts: _Layouts) -> N
     assert layouts.current(105.0) == layout()
 
 
-def test_a_refresh_of_a_stream_that_does_not_exist(layouts: _Layouts) -> None:
+def test_a_refresh_of_a_stream_that_does_not_exist(layouts: Layouts) -> None:
     with pytest.raises(NotFoundError):
         drive(layouts.refresh(), refused("STREAM_NOT_FOUND", stream="orders"))
 
@@ -142,8 +144,8 @@ def test_a_refresh_of_a_stream_that_does_not_exist(layouts: _Layouts) -> None:
 
 
 @pytest.fixture
-def publishing() -> _Publishing:
-    made = _Publishing("orders", RedisSettings("redis://nowhere"), fenced=True, lease_seconds=1e9)
+def publishing() -> Publishing:
+    made = Publishing("orders", RedisSettings("redis://nowhere"), fenced=True, lease_seconds=1e9, clock=time.monotonic)
     made.layouts.take(layout(), 0.0)
     return made
 
@@ -151,10 +153,10 @@ def publishing() -> _Publishing:
 @pytest.mark.parametrize("seconds", [0, -1])
 def test_a_lease_is_positive(seconds: float) -> None:
     with pytest.raises(ConfigError):
-        _Publishing("orders", RedisSettings("redis://nowhere"), fenced=True, lease_seconds=seconds)
+        Publishing("orders", RedisSettings("redis://nowhere"), fenced=True, lease_seconds=seconds, clock=time.monotonic)
 
 
-def test_reserved_fields_come_first(publishing: _Publishing) -> None:
+def test_reserved_fields_come_first(publishing: Publishing) -> None:
     entry = publishing.prepare(Outgoing(fields={"a": "1", "b": b"\xff"}, key="k", event_id="e"))
     assert list(entry.flat) == [b"rsc-key", b"k", b"rsc-event", "e", "a", "1", "b", b"\xff"]
     assert (entry.key, entry.event_id) == (b"k", "e")
@@ -173,19 +175,19 @@ def test_reserved_fields_come_first(publishing: _Publishing) -> None:
         Outgoing(fields={}, key="k", event_id=1),  # type: ignore[arg-type]
     ],
 )
-def test_what_cannot_be_stored_is_refused_before_anything_is_sent(publishing: _Publishing, outgoing: Outgoing) -> None:
+def test_what_cannot_be_stored_is_refused_before_anything_is_sent(publishing: Publishing, outgoing: Outgoing) -> None:
     with pytest.raises(ConfigError):
         publishing.prepare(outgoing)
 
 
-def test_an_entry_of_too_many_fields_is_refused_before_anything_is_sent(publishing: _Publishing) -> None:
+def test_an_entry_of_too_many_fields_is_refused_before_anything_is_sent(publishing: Publishing) -> None:
     """In the script it failed after others of its batch had been appended, and they were reported as failed too."""
     publishing.prepare(Outgoing(fields={str(number): "" for number in range(3400)}, key="k", event_id="e"))
     with pytest.raises(ConfigError, match="4000 fields"):
         publishing.prepare(Outgoing(fields={str(number): "" for number in range(4000)}, key="k"))
 
 
-def test_batches_keep_the_order_of_each_shard(publishing: _Publishing) -> None:
+def test_batches_keep_the_order_of_each_shard(publishing: Publishing) -> None:
     entries = [publishing.prepare(Outgoing(fields={}, key=str(number))) for number in range(1000)]
     batches = publishing.batches(layout(), entries)
     assert sorted(position for _, positions in batches for position in positions) == list(range(1000))
@@ -197,7 +199,7 @@ def test_batches_keep_the_order_of_each_shard(publishing: _Publishing) -> None:
         assert {routing.PROTOCOLS["jump-v1"].shard(entries[position].key, 4) for position in flat} <= {shard}
 
 
-def test_only_what_is_safe_to_repeat_is_repeated(publishing: _Publishing) -> None:
+def test_only_what_is_safe_to_repeat_is_repeated(publishing: Publishing) -> None:
     with_id = publishing.prepare(Outgoing(fields={}, key="k", event_id="e"))
     without = publishing.prepare(Outgoing(fields={}, key="k"))
     away = RedisUnavailableError("away")
@@ -213,7 +215,7 @@ def test_only_what_is_safe_to_repeat_is_repeated(publishing: _Publishing) -> Non
     assert list(publishing.again(entries, failed)) == [0, 2, 3]
 
 
-def test_nothing_is_repeated_behind_an_entry_of_its_shard_that_stays_failed(publishing: _Publishing) -> None:
+def test_nothing_is_repeated_behind_an_entry_of_its_shard_that_stays_failed(publishing: Publishing) -> None:
     with_id = publishing.prepare(Outgoing(fields={}, key="k", event_id="e"))
     without = publishing.prepare(Outgoing(fields={}, key="k"))
     failed: dict[int, CoordError] = {0: publishing.unknown(RedisUnavailableError("away"), 0)}
@@ -227,7 +229,7 @@ def test_nothing_is_repeated_behind_an_entry_of_its_shard_that_stays_failed(publ
     assert repeated == [0, 1, 2, 3]
 
 
-def test_what_failed_is_told_entry_by_entry(publishing: _Publishing) -> None:
+def test_what_failed_is_told_entry_by_entry(publishing: Publishing) -> None:
     receipts = [Receipt("1-0", 0, False), None]
     assert publishing.finish(receipts[:1], {}) == receipts[:1]
     with pytest.raises(PartialPublishError) as error:

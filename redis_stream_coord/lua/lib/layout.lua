@@ -5,8 +5,11 @@
 -- @error CORRUPT_METADATA
 -- @error STREAM_NOT_FOUND
 -- @error UNSUPPORTED_PROTOCOL
-local TEXTS = { 'schema', 'stream', 'routing', 'layout', 'state', 'retention' }
+local TEXTS = { 'schema', 'stream', 'routing', 'layout', 'earlier', 'state', 'retention' }
 local NUMBERS = { 'protocol_min', 'protocol_max', 'incarnation', 'version', 'epoch', 'shards', 'group_count' }
+
+-- So many earlier layouts are kept.
+local EARLIER = 16
 
 -- Returns: the header's fields, or refuses.
 local function open(key, protocol)
@@ -43,4 +46,25 @@ local function answer(record, key)
     record.layout, record.state, record.retention, groups }
 end
 
-return { open = open, answer = answer }
+-- What a deciding write stores as `earlier`: the layouts before, each as `<layout id>@<ms at which it ended>`, oldest
+-- first, '-' for none. Producers look there for event ids: a key may have lived on another shard then.
+-- Parameters: record whose layout ends now; now in ms.
+local function ended(record, now_ms)
+  local kept = {}
+  for one in string.gmatch(record.earlier, '[^,]+') do
+    if one ~= '-' then kept[#kept + 1] = one end
+  end
+  kept[#kept + 1] = record.layout .. '@' .. int(now_ms)
+  return table.concat(kept, ',', math.max(1, #kept - EARLIER + 1))
+end
+
+-- Parameters: record; time in ms. Returns: ids of the layouts that ended since then, oldest first.
+local function ended_since(record, since_ms)
+  local found = {}
+  for id, at_ms in string.gmatch(record.earlier, '([^,@]+)@(%d+)') do
+    if tonumber(at_ms) >= since_ms then found[#found + 1] = id end
+  end
+  return found
+end
+
+return { open = open, answer = answer, ended = ended, ended_since = ended_since }
