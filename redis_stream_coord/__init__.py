@@ -5,6 +5,7 @@ Start with `Admin.create`, `Producer.publish` and `Consumer.run`; see the README
 
 from .admin import Admin, AsyncAdmin
 from .async_consumer import AsyncConsumer
+from .collector import Collector
 from .consumer import Consumer
 from .errors import (
     AdminError,
@@ -50,26 +51,49 @@ from .monitor import AsyncMonitor, Monitor
 from .policies import Batch, DeadLetter, Poison, Retry
 from .producer import AsyncProducer, Producer, Router
 from .settings import RedisSettings
+from .views import (
+    AssignmentView,
+    AuditEntry,
+    ConsumerView,
+    EventEntry,
+    FenceView,
+    GroupHealth,
+    PendingView,
+    RevokeProgress,
+    RouteView,
+    RoutingView,
+    ShardReading,
+    ShardStatus,
+    StoredEntry,
+    SystemHealth,
+)
 
 __all__ = [
     "Admin",
     "AdminError",
     "AlreadyExistsError",
+    "AssignmentView",
     "AsyncAdmin",
     "AsyncConsumer",
     "AsyncMonitor",
     "AsyncProducer",
+    "AuditEntry",
     "Batch",
+    "Collector",
     "ConfigError",
     "ConflictError",
     "Consumer",
+    "ConsumerView",
     "CoordError",
     "CorruptMetadataError",
     "DeadLetter",
     "DrainTimeoutError",
     "DuplicateMemberError",
+    "EventEntry",
+    "FenceView",
     "FencedError",
     "FrozenError",
+    "GroupHealth",
     "GroupView",
     "Health",
     "Layout",
@@ -84,6 +108,7 @@ __all__ = [
     "NotFoundError",
     "Outgoing",
     "PartialPublishError",
+    "PendingView",
     "PermissionDeniedError",
     "Poison",
     "Producer",
@@ -93,12 +118,19 @@ __all__ = [
     "RedisSettings",
     "RedisUnavailableError",
     "Retry",
+    "RevokeProgress",
     "Route",
+    "RouteView",
     "Router",
     "RoutingError",
     "RoutingRegressionError",
     "RoutingUnavailableError",
+    "RoutingView",
+    "ShardReading",
+    "ShardStatus",
     "ShardView",
+    "StoredEntry",
+    "SystemHealth",
     "Timings",
     "UnsupportedProtocolError",
     "UnsupportedSchemaError",

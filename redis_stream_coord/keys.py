@@ -6,6 +6,7 @@ slot of ``S:G``, and those of one shard the slot of its stream ``S:i``, in Clust
 
 from __future__ import annotations
 
+import binascii
 import re
 
 import attrs
@@ -128,3 +129,11 @@ class GroupKeys:
 def index(prefix: str = DEFAULT_PREFIX) -> str:
     """Key of the set of all groups, as ``stream:group``; lost: rebuilt by a scan."""
     return f"{prefix}:groups"
+
+
+def slot(key: str) -> int:
+    """Return the Cluster slot of a key: CRC-16 (XMODEM) of its hash tag, or of all of it, modulo 16384."""
+    begin = key.find("{")
+    end = key.find("}", begin + 1)
+    tag = key[begin + 1 : end] if begin >= 0 and end > begin + 1 else key
+    return binascii.crc_hqx(tag.encode(), 0) % 16384

@@ -19,6 +19,7 @@ GROUP = "group"
 MEMBER = "member"
 SHARD = "shard"
 STATUS = "status"
+STATE = "state"
 OUTCOME = "outcome"
 
 Attributes = dict[str, str | int]
@@ -73,6 +74,14 @@ GAUGES = {
     "assignment_epoch": "Assignment epoch as last answered.",
     "consumer_shard_pending": "Entries of a shard that this process has received and not acknowledged.",
     "consumer_shard_progress_age_seconds": "Since this process last finished an entry of a shard it has work for.",
+    # What only somebody who reads whole groups can know: see `redis_stream_coord.collector`.
+    "redis_reachable": "1 while the collector gets answers from Redis.",
+    "group_healthy": "1 while nothing is wrong with a group, as far as its record shows it.",
+    "members": "Members of a group by state: active, leaving, or overdue (lease passed, not removed yet).",
+    "shard_lag": "Entries of a shard not delivered to the group yet; absent where Redis cannot tell.",
+    "shard_pending": "Entries of a shard delivered to the group and not acknowledged.",
+    "shard_stream_length": "Entries in the stream of a shard.",
+    "shard_memory_usage_bytes": "Memory of the stream of a shard, as Redis estimates it.",
 }
 
 

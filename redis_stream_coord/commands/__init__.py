@@ -7,6 +7,7 @@ any I/O. Work that takes several commands is a *saga*: a generator that yields c
 from .base import PROTOCOL, Command, Pause, Saga, Together, text
 from .membership import Heard, HeartbeatReply, HeartbeatRequest, Holdings, heard, heartbeat
 from .plain import append_to, client_id, client_info, unblock, wait
+from .reads import audit_log, entries, event_log, inspect, pending_of, ping, published, route
 from .records import announce, create, delete, describe, enlist, groups, record
 from .shards import Entry, Fence, Page, ack, claim, lag, note_deliveries, read, seek, trim
 from .streams import Published, activate, append, layout, provision, publish, register, retain, retire, unregister
@@ -30,6 +31,7 @@ __all__ = [
     "announce",
     "append",
     "append_to",
+    "audit_log",
     "claim",
     "client_id",
     "client_info",
@@ -37,19 +39,26 @@ __all__ = [
     "delete",
     "describe",
     "enlist",
+    "entries",
+    "event_log",
     "groups",
     "heard",
     "heartbeat",
+    "inspect",
     "lag",
     "layout",
     "note_deliveries",
+    "pending_of",
+    "ping",
     "provision",
     "publish",
+    "published",
     "read",
     "record",
     "register",
     "retain",
     "retire",
+    "route",
     "seek",
     "text",
     "trim",

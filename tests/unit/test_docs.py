@@ -18,6 +18,7 @@ from redis_stream_coord import (
     Admin,
     AsyncConsumer,
     Batch,
+    Collector,
     Consumer,
     DeadLetter,
     Monitor,
@@ -202,6 +203,7 @@ CONFIGURED: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "### `Admin.retain`": (Admin.retain,),
     "### `Admin.seek`": (Admin.seek,),
     "## `Monitor`": (Monitor,),
+    "## `Collector`": (Collector,),
 }
 
 

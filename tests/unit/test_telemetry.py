@@ -38,6 +38,11 @@ DOCUMENTED = {
     "consumer_shard_progress_age_seconds",
     "producer_routing_request_total",
     "publish_total",
+    "members",
+    "shard_lag",
+    "shard_pending",
+    "shard_stream_length",
+    "shard_memory_usage_bytes",
 }
 
 COUNTERS = [value for value in vars(telemetry).values() if isinstance(value, Counter)]
