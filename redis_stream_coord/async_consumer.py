@@ -150,7 +150,7 @@ class AsyncConsumer:
             raise LifecycleError("a consumer can be started only once", hint="Make a new one.")
         check_process(self._pid)
         self._engine = Engine(self._config)
-        self._task = asyncio.get_running_loop().create_task(self._engine.run())
+        self._task = self._config.settings.machine.spawn(self._engine.run())
 
     async def stop(self, *, hold: bool = False) -> None:
         """Hand out nothing more, finish, acknowledge, leave.

@@ -1,10 +1,11 @@
-"""The event loop of plain code: one thread for all consumers of the process, while there are any."""
+"""What goes on behind plain code: the event loop, one thread for all consumers of the process, and what is repeated."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import threading
+from collections.abc import Callable
 
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
@@ -47,6 +48,32 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
+
+
+class Repeating:
+    """A daemon thread that calls a function again and again.
+
+    Parameters:
+        function: what to call. It does not raise.
+        every_seconds: the pause before each call.
+        name: of the thread.
+    """
+
+    def __init__(self, function: Callable[[], None], every_seconds: float, name: str) -> None:
+        self._function = function
+        self._every_seconds = every_seconds
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._every_seconds):
+            self._function()
+
+    def stop(self) -> None:
+        """End it, and wait until it has ended."""
+        self._stopped.set()
+        self._thread.join()
 
 
 def _forget() -> None:

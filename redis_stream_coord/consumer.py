@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable, Generator, Iterable
 from types import FrameType, TracebackType
 from typing import Any
 
-from . import background
 from .async_consumer import NOT_STARTED, SIGNALS, Offer, end_at_once, finish, within
 from .engine import Engine
 from .errors import ConfigError, LifecycleError
@@ -27,7 +26,6 @@ from .options import Ack, Decode, Options
 from .policies import Batch, DeadLetter, Poison, Retry
 from .runner import check_process
 from .settings import RedisSettings
-from .threads import DaemonThreads
 
 _SIGNAL_SECONDS = 0.2  # at most so long until a signal is acted upon
 
@@ -75,9 +73,6 @@ class Consumer:
     ) -> None:
         if handler_threads < 1:
             raise ConfigError(f"handler_threads={handler_threads} must be positive")
-        self._threads = DaemonThreads(handler_threads, f"redis-stream-coord-{stream}")
-        # A thread of their own: a callback never waits for slow handlers.
-        self._callback_threads = DaemonThreads(1, f"redis-stream-coord-{stream}-callback")
         options = Options(
             stream=stream,
             group=group,
@@ -97,6 +92,10 @@ class Consumer:
             callbacks={"on_assigned": on_assigned, "on_revoked": on_revoked, "on_lost": on_lost},
         )
         options.check(want_async=False)
+        self._machine = RedisSettings.of(redis).machine
+        self._threads = self._machine.threads(handler_threads, f"redis-stream-coord-{stream}")
+        # A thread of their own: a callback never waits for slow handlers.
+        self._callback_threads = self._machine.threads(1, f"redis-stream-coord-{stream}-callback")
         self._callbacks = [function for function in (on_assigned, on_revoked, on_lost) if function is not None]
         self._config = options.engine_config(self._in_thread, self._offer)
         self._handler = handler
@@ -161,10 +160,10 @@ class Consumer:
             raise LifecycleError("a consumer can be started only once", hint="Make a new one.")
         check_process(self._pid)
         self._started = True
-        self._loop = background.acquire()
-        future = asyncio.run_coroutine_threadsafe(self._run(), self._loop)
+        self._loop = self._machine.acquire()
+        future = self._machine.submit(self._run(), self._loop)
         future.add_done_callback(self._ended)
-        self._ready.wait()
+        self._machine.block(self._ready.wait, self._ready.is_set)
 
     async def _run(self) -> None:
         self._engine = Engine(self._config)
@@ -180,7 +179,7 @@ class Consumer:
         self._threads.close()
         self._callback_threads.close()
         self._offers.put(None)
-        self._last_thread = background.release()
+        self._last_thread = self._machine.release()
         self._over.set()
 
     async def _offer(self, message: Message) -> None:
@@ -219,7 +218,8 @@ class Consumer:
         own = (*self._threads.threads, *self._callback_threads.threads)
         if threading.current_thread() in own:
             raise LifecycleError("a handler cannot wait for its own consumer", hint="Call request_stop().")
-        if not self._over.wait(timeout_seconds):
+        over = self._machine.block(lambda: self._over.wait(timeout_seconds), self._over.is_set, timeout_seconds)
+        if not over:
             return False
         if self._last_thread is not None and self._last_thread is not threading.current_thread():
             self._last_thread.join()
@@ -247,7 +247,7 @@ class Consumer:
         assert self._loop is not None
         done: asyncio.Future[None] | None = None
         try:
-            while (offer := self._offers.get()) is not None:
+            while (offer := self._machine.block(self._offers.get, lambda: not self._offers.empty())) is not None:
                 message, done = offer
                 yield message
                 self._finish(done, None)
@@ -300,4 +300,5 @@ class Consumer:
         check_process(self._pid)
         if self._loop is None or self._engine is None or self._over.is_set():
             return None
-        return asyncio.run_coroutine_threadsafe(call(self._engine), self._loop).result()
+        future = self._machine.submit(call(self._engine), self._loop)
+        return self._machine.block(future.result, future.done)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
@@ -40,15 +38,6 @@ _EVENT_PAUSE_SECONDS = 0.005
 _LAST_WORD_SECONDS = 2.0
 
 
-def clock() -> float:
-    """Seconds on a clock that never jumps and, where the platform has one, goes on while the machine sleeps.
-
-    A lease measured on a clock that stops in suspend would still look valid long after Redis gave the shards away.
-    """
-    boottime = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if boottime is None else time.clock_gettime(boottime)
-
-
 @attrs.frozen(kw_only=True)
 class EngineConfig:
     """Everything that a consumer's user chose."""
@@ -73,7 +62,7 @@ class Engine:
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self.session = Session(config.member, weight=config.weight, draw_nonce=lambda: secrets.token_hex(8))
+        self.session = Session(config.member, weight=config.weight, draw_nonce=config.settings.machine.word)
         self.log = Log(config.keys.stream, config.keys.group, config.member)
         self._links: Links | None = None
         self._callbacks = Callbacks(config.on_assigned, config.on_revoked, config.on_lost, self._callback_failed)
@@ -94,6 +83,9 @@ class Engine:
             telemetry.GROUP: config.keys.group,
             telemetry.MEMBER: config.member,
         }
+
+    def _clock(self) -> float:
+        return self.config.settings.machine.clock()
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -125,7 +117,7 @@ class Engine:
     def stop(self, *, hold: bool = False) -> None:
         """Begin to stop; returns at once. See `Session.leave`."""
         if self._stop_deadline is None:
-            self._stop_deadline = clock() + self.config.shutdown_seconds
+            self._stop_deadline = self._clock() + self.config.shutdown_seconds
             self.log.info("stopping")
         self._apply(self.session.leave(hold=hold))
         self._beat.set()
@@ -162,7 +154,9 @@ class Engine:
         self._fail(error)
 
     def _left_seconds(self) -> float:
-        return self.config.shutdown_seconds if self._stop_deadline is None else max(0.0, self._stop_deadline - clock())
+        if self._stop_deadline is None:
+            return self.config.shutdown_seconds
+        return max(0.0, self._stop_deadline - self._clock())
 
     # --- heartbeats ---------------------------------------------------------------------------------------------------
 
@@ -172,15 +166,15 @@ class Engine:
             await self._heartbeat()
             if self.session.finished or self._give_up():
                 return
-            delay = self.session.delay(clock())
-            if self._stop_deadline is not None and self._stop_deadline > clock():
-                delay = min(delay, self._stop_deadline - clock())
+            delay = self.session.delay(self._clock())
+            if self._stop_deadline is not None and self._stop_deadline > self._clock():
+                delay = min(delay, self._stop_deadline - self._clock())
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._beat.wait(), delay)
 
     async def _heartbeat(self) -> None:
         request = self.session.request()
-        sent_at = clock()
+        sent_at = self._clock()
         try:
             reply = await self.links.control.run(commands.heartbeat(self.config.keys, request), retry=False)
         except CoordError as error:
@@ -196,14 +190,14 @@ class Engine:
                     hint=error.hint,
                 )
                 self.session.leave(hold=False)
-            self._apply(self.session.refused(error, now=clock()))
+            self._apply(self.session.refused(error, now=self._clock()))
             return
         telemetry.heartbeats.add(1, {**self._attributes, telemetry.STATUS: reply.status})
         if not self._joined.is_set():
             self._last_event = reply.last_event
             self._joined.set()
         # The lease may have passed while the answer was on its way: the workers have noticed, so the session has to.
-        self._apply(self.session.tick(clock()))
+        self._apply(self.session.tick(self._clock()))
         self._apply(self.session.accepted(request, reply, sent_at=sent_at))
 
     def _count_refusal(self, error: CoordError) -> None:
@@ -220,7 +214,7 @@ class Engine:
 
     def _give_up(self) -> bool:
         """Whether the time for a graceful end is over; if so, what is left is abandoned."""
-        if self._stop_deadline is None or clock() < self._stop_deadline:
+        if self._stop_deadline is None or self._clock() < self._stop_deadline:
             return False
         stuck = {held.shard for held in self.session.abandon()}
         if stuck and self.failure is None:
@@ -231,7 +225,7 @@ class Engine:
                 member=self.config.member,
                 hint=f"Shards {sorted(stuck)} were abandoned; their entries are delivered again.",
             )
-        if clock() > self._stop_deadline + _LAST_WORD_SECONDS:
+        if self._clock() > self._stop_deadline + _LAST_WORD_SECONDS:
             self.log.warning("could not say good-bye: the group will notice when the lease runs out")
             return True
         return False
@@ -246,7 +240,7 @@ class Engine:
                 self._claim(action.held)
             elif isinstance(action, Drain):
                 for held in action.held:
-                    self._drain_began[held] = clock()
+                    self._drain_began[held] = self._clock()
                     self._stop_worker(held)
             elif isinstance(action, Lost):
                 self._lose(action)
@@ -295,14 +289,14 @@ class Engine:
     # --- what a worker needs (see `worker.Owner`) ---------------------------------------------------------------------
 
     def owns(self, held: Held) -> bool:
-        return self.session.owns(held, clock())
+        return self.session.owns(held, self._clock())
 
     def reads(self, held: Held) -> bool:
-        return self.session.reads(held, clock())
+        return self.session.reads(held, self._clock())
 
     async def claimed(self, worker: Worker) -> None:
         self.session.claimed(worker.held)
-        if self.session.reads(worker.held, clock()):
+        if self.session.reads(worker.held, self._clock()):
             self.log.info("owns shard %d under token %d", worker.held.shard, worker.held.token)
             await self._callbacks.assigned(worker.held.shard)
 
@@ -328,7 +322,7 @@ class Engine:
     async def draining(self, worker: Worker) -> None:
         """The handler is done, and nothing is acknowledged yet that a callback may still want to add to."""
         # A later worker of the same token means that the shard came back meanwhile: it is not given up.
-        if self._workers.get(worker.held.shard) is worker and self.session.owns(worker.held, clock()):
+        if self._workers.get(worker.held.shard) is worker and self.session.owns(worker.held, self._clock()):
             await self._callbacks.revoked(worker.held.shard)
 
     def drained(self, worker: Worker) -> None:
@@ -337,7 +331,7 @@ class Engine:
         self.session.drained(worker.held)
         began = self._drain_began.pop(worker.held, None)
         if began is not None:
-            telemetry.rebalance_duration.record(clock() - began, self._attributes)
+            telemetry.rebalance_duration.record(self._clock() - began, self._attributes)
             self.log.info("drained shard %d", worker.held.shard)
         self._beat_if_urgent()
 
@@ -427,10 +421,10 @@ class Engine:
     async def _guard(self) -> None:
         """Give everything up as soon as the lease has passed, even while a heartbeat hangs."""
         while True:
-            left = self.session.lease_until - clock()
+            left = self.session.lease_until - self._clock()
             # The sleep may be on a clock that stops in suspend: look often enough.
             await asyncio.sleep(min(max(left, 0.01), self.session.timings.lease_seconds / 10))
-            self._apply(self.session.tick(clock()))
+            self._apply(self.session.tick(self._clock()))
 
     async def _retain(self) -> None:
         """Trim the shards that this member owns, if the stream wants it. The owner does it: no election is needed."""
@@ -462,15 +456,15 @@ class Engine:
     @property
     def assignment(self) -> Shards:
         """Shards that this member owns at this moment."""
-        if clock() >= self.session.lease_until:
+        if self._clock() >= self.session.lease_until:
             return frozenset()
         return frozenset(self.session.held(ShardState.OWNED))
 
     @property
     def health(self) -> Health:
         """How the consumer is, and what it waits for."""
-        return vitals.health(self.session, list(self._workers.values()), clock())
+        return vitals.health(self.session, list(self._workers.values()), self._clock())
 
     def readings(self) -> list[telemetry.Reading]:
         """Return the gauges of this consumer; called by the metrics reader, on a thread of its own."""
-        return vitals.readings(self.session, list(self._workers.values()), self._attributes, clock())
+        return vitals.readings(self.session, list(self._workers.values()), self._attributes, self._clock())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
@@ -127,7 +126,9 @@ class Handling:
         log: Log,
     ) -> None:
         self.held = Held(fence.shard, fence.token)
-        self.last_progress = time.monotonic()
+        self._clock = runner.settings.machine.clock
+        self._chance = runner.settings.machine.random
+        self.last_progress = self._clock()
         self.stopping = asyncio.Event()
         self.cancelled = False  # its tasks are being ended; told from a cancellation by the user's code
         self.acks = Acks(runner, keys, fence, lambda: owner.owns(self.held), self._acknowledged, fenced, log)
@@ -152,7 +153,7 @@ class Handling:
     async def handle(self, entries: list[Entry]) -> None:
         """Hand entries out, again after a failure, until each is acknowledged or the shard is given up."""
         ready = []
-        since = time.monotonic()
+        since = self._clock()
         for entry in entries:
             while entry.id in self._ledger.busy:
                 # The handler of an earlier worker still runs.
@@ -160,7 +161,7 @@ class Handling:
                 if not self.reading():
                     return
                 limit = self._config.max_handler_seconds
-                if limit is not None and time.monotonic() - since > limit:
+                if limit is not None and self._clock() - since > limit:
                     self._owner.stuck(self.held, [entry.id])
             if entry.id in self._ledger.finished or entry.id in self._ledger.late:
                 self._acknowledge(entry.id)
@@ -172,7 +173,8 @@ class Handling:
                 return
             # One of them is bad. One by one, the others get through.
             delays = [message.taken_delay() for message in messages]
-            await self.pause(max((one for one in delays if one is not None), default=self._config.retry.delay(1)))
+            usual = self._config.retry.delay(1, self._chance)
+            await self.pause(max((one for one in delays if one is not None), default=usual))
             for message in messages:
                 message.deliveries += 1
         for message, entry in zip(messages, ready, strict=True):
@@ -205,7 +207,7 @@ class Handling:
             if hopeless and await self._give_up(message, entry):
                 return
             delay = message.taken_delay()
-            await self.pause(self._config.retry.delay(failures) if delay is None else delay)
+            await self.pause(self._config.retry.delay(failures, self._chance) if delay is None else delay)
             if self.reading():
                 message.deliveries += 1
                 await self._note_deliveries(message)
@@ -260,7 +262,7 @@ class Handling:
                 watchdog.cancel()
             self._ledger.busy.difference_update(ids)
         telemetry.handled.add(len(messages), {telemetry.OUTCOME: "ok"})
-        self.last_progress = time.monotonic()
+        self.last_progress = self._clock()
         if self._config.auto_ack:
             for entry_id in ids:
                 self._acknowledge(entry_id)

@@ -86,7 +86,7 @@ class Options:
         return EngineConfig(
             keys=GroupKeys(self.stream, self.group, settings.key_prefix),
             settings=settings,
-            member=check_member(self.member) if self.member is not None else default_member(),
+            member=check_member(self.member) if self.member is not None else default_member(settings.machine),
             weight=self.weight,
             work=WorkConfig(
                 handle=handle,

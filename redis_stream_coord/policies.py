@@ -34,10 +34,10 @@ class Retry:
         if not 0 <= self.backoff_seconds <= self.max_backoff_seconds:
             raise ConfigError(f"backoff_seconds={self.backoff_seconds} must be between 0 and max_backoff_seconds")
 
-    def delay(self, failures: int) -> float:
-        """Return seconds to wait after so many failures in a row."""
+    def delay(self, failures: int, chance: random.Random | None = None) -> float:
+        """Return seconds to wait after so many failures in a row, with the jitter that `chance` decides."""
         ceiling = min(self.max_backoff_seconds, self.backoff_seconds * 2.0 ** min(failures - 1, 30))
-        return random.uniform(ceiling / 2, ceiling)  # noqa: S311 - jitter, not a secret
+        return (chance or random).uniform(ceiling / 2, ceiling)
 
 
 @attrs.frozen

@@ -10,12 +10,12 @@ import asyncio
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
 from .errors import CoordError
+from .machine import Repeating
 from .models import Fields, Layout, Outgoing, Receipt, Route
 from .publishing import Publishing, key_bytes, windows
 from .runner import AsyncRunner, SyncRunner, check_process
@@ -42,15 +42,15 @@ class Router:
 
     def __init__(self, stream: str, *, redis: str | RedisSettings, lease_seconds: float = _LEASE_SECONDS) -> None:
         self._init(
-            Publishing(stream, RedisSettings.of(redis), fenced=True, lease_seconds=lease_seconds, clock=time.monotonic),
+            Publishing(stream, RedisSettings.of(redis), fenced=True, lease_seconds=lease_seconds),
             redis,
         )
 
     def _init(self, publishing: Publishing, redis: str | RedisSettings) -> None:
         self._publishing = publishing
         self._runner = SyncRunner(RedisSettings.of(redis))
-        self._closed = threading.Event()
-        self._refresher: threading.Thread | None = None
+        self._closed = False
+        self._refresher: Repeating | None = None
         self._lock = threading.Lock()
 
     def route(self, key: str | bytes) -> Route:
@@ -64,7 +64,7 @@ class Router:
         """
         encoded = key_bytes(key)
         layouts = self._publishing.layouts
-        layout = layouts.current(time.monotonic()) or self.refresh()
+        layout = layouts.current(layouts.clock()) or self.refresh()
         shard = layouts.shard(layout, encoded)
         return Route(shard, layouts.keys.shard(shard).stream, layout.epoch)
 
@@ -76,24 +76,22 @@ class Router:
 
     def _keep_fresh(self) -> None:
         with self._lock:
-            if self._refresher is None and not self._closed.is_set():
-                self._refresher = threading.Thread(
-                    target=self._refresh_for_ever, name="redis-stream-coord-router", daemon=True
+            if self._refresher is None and not self._closed:
+                self._refresher = self._runner.settings.machine.repeat(
+                    self._refresh_again, self._publishing.layouts.lease_seconds / 3, "redis-stream-coord-router"
                 )
-                self._refresher.start()
 
-    def _refresh_for_ever(self) -> None:
-        layouts = self._publishing.layouts
-        while not self._closed.wait(layouts.lease_seconds / 3):
-            # The next caller meets the same error if the lease has run out by then.
-            with contextlib.suppress(CoordError):
-                self._runner.drive(layouts.refresh())
+    def _refresh_again(self) -> None:
+        # The next caller meets the same error if the lease has run out by then.
+        with contextlib.suppress(CoordError):
+            self._runner.drive(self._publishing.layouts.refresh())
 
     def close(self) -> None:
         """Stop the thread and close the connections."""
-        self._closed.set()
+        with self._lock:
+            self._closed = True
         if self._refresher is not None:
-            self._refresher.join()
+            self._refresher.stop()
         self._runner.close()
 
     def __enter__(self) -> Any:
@@ -128,9 +126,7 @@ class Producer(Router):
         lease_seconds: float = _LEASE_SECONDS,
     ) -> None:
         self._init(
-            Publishing(
-                stream, RedisSettings.of(redis), fenced=fenced, lease_seconds=lease_seconds, clock=time.monotonic
-            ),
+            Publishing(stream, RedisSettings.of(redis), fenced=fenced, lease_seconds=lease_seconds),
             redis,
         )
 
@@ -169,7 +165,7 @@ class Producer(Router):
         """
         publishing = self._publishing
         prepared = [publishing.prepare(entry) for entry in entries]
-        layout = publishing.layouts.current(time.monotonic()) or self.refresh()
+        layout = publishing.layouts.current(publishing.layouts.clock()) or self.refresh()
         receipts: list[Receipt | None] = [None] * len(prepared)
         failed: dict[int, CoordError] = {}
         for window, sends in windows(publishing, layout, prepared):
@@ -199,9 +195,7 @@ class AsyncProducer:
         lease_seconds: float = _LEASE_SECONDS,
     ) -> None:
         settings = RedisSettings.of(redis)
-        self._publishing = Publishing(
-            stream, settings, fenced=fenced, lease_seconds=lease_seconds, clock=time.monotonic
-        )
+        self._publishing = Publishing(stream, settings, fenced=fenced, lease_seconds=lease_seconds)
         self._make_runner: Callable[[], AsyncRunner] = lambda: AsyncRunner(settings)
         self._runner: AsyncRunner | None = None
         self._refresher: asyncio.Task[None] | None = None
@@ -217,7 +211,7 @@ class AsyncProducer:
         """Return where a key goes; see `Router.route`."""
         encoded = key_bytes(key)
         layouts = self._publishing.layouts
-        layout = layouts.current(time.monotonic()) or await self.refresh()
+        layout = layouts.current(layouts.clock()) or await self.refresh()
         shard = layouts.shard(layout, encoded)
         return Route(shard, layouts.keys.shard(shard).stream, layout.epoch)
 
@@ -249,7 +243,7 @@ class AsyncProducer:
         """Append many entries; see `Producer.publish_many`."""
         publishing = self._publishing
         prepared = [publishing.prepare(entry) for entry in entries]
-        layout = publishing.layouts.current(time.monotonic()) or await self.refresh()
+        layout = publishing.layouts.current(publishing.layouts.clock()) or await self.refresh()
         receipts: list[Receipt | None] = [None] * len(prepared)
         failed: dict[int, CoordError] = {}
         for window, sends in windows(publishing, layout, prepared):

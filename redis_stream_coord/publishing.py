@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -42,14 +42,12 @@ class _NotSentError(PublishError):
 class Publishing:
     """What both producers do, as sagas."""
 
-    def __init__(
-        self, stream: str, settings: RedisSettings, *, fenced: bool, lease_seconds: float, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, stream: str, settings: RedisSettings, *, fenced: bool, lease_seconds: float) -> None:
         if lease_seconds <= 0:
             raise ConfigError(f"lease_seconds={lease_seconds} must be positive")
         self.keys = StreamKeys(stream, settings.key_prefix)
-        self.clock = clock
-        self.layouts = Layouts(self.keys, lease_seconds, clock)
+        self.clock = settings.machine.clock
+        self.layouts = Layouts(self.keys, lease_seconds, self.clock)
         self.fenced = fenced
         self.timeout_seconds = settings.timeout_seconds
 

@@ -11,21 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 import redis
-import redis.asyncio
-import redis.asyncio.cluster
-import redis.asyncio.sentinel
 import redis.backoff
-import redis.cluster
 import redis.exceptions
-import redis.retry
-import redis.sentinel
 import tenacity
-from redis.asyncio.retry import Retry as AsyncRetry
 
 from . import telemetry
 from .commands import Command, Pause, Saga, Together
@@ -120,10 +112,16 @@ def _retriable(error: BaseException) -> bool:
 
 
 def _policy(settings: RedisSettings) -> dict[str, Any]:
+    machine = settings.machine
+    until = machine.clock() + settings.timeout_seconds
+
+    def wait(state: tenacity.RetryCallState) -> float:
+        return machine.random.uniform(0, min(0.5, 0.02 * 2.0 ** min(state.attempt_number - 1, 10)))
+
     return {
         "retry": tenacity.retry_if_exception(_retriable),
-        "wait": tenacity.wait_random_exponential(multiplier=0.02, max=0.5),
-        "stop": tenacity.stop_after_delay(settings.timeout_seconds),
+        "wait": wait,
+        "stop": lambda _: machine.clock() >= until,
         "reraise": True,
     }
 
@@ -158,7 +156,7 @@ class _Credentials(redis.CredentialProvider):
 
 
 def _make(settings: RedisSettings, kinds: Any, timeout_seconds: float) -> Any:
-    """Make a client. Parameters: kinds: namespace of the classes to use, sync or asyncio."""
+    """Make a client. Parameters: kinds: the classes of redis-py to use; see `machine`."""
     address = settings.address
     retry = kinds.retry(redis.backoff.NoBackoff(), 0)
     options = _options(settings, retry, timeout_seconds)
@@ -189,22 +187,6 @@ def _sentinels(client: Any) -> list[Any]:
     """Return the clients that a client asks for the primary; closing it does not close them."""
     manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
     return [] if manager is None else list(manager.sentinels)
-
-
-class _Sync:
-    client = redis.Redis
-    cluster = redis.cluster.RedisCluster
-    cluster_node = redis.cluster.ClusterNode
-    sentinel = redis.sentinel.Sentinel
-    retry = redis.retry.Retry
-
-
-class _Async:
-    client = redis.asyncio.Redis
-    cluster = redis.asyncio.cluster.RedisCluster
-    cluster_node = redis.asyncio.cluster.ClusterNode
-    sentinel = redis.asyncio.sentinel.Sentinel
-    retry = AsyncRetry
 
 
 class SyncRunner:
@@ -239,7 +221,8 @@ class SyncRunner:
             except RedisUnavailableError:
                 if not (retry and command.idempotent):
                     raise
-            return cast(T, tenacity.Retrying(**_policy(self.settings))(self._once, command))
+            retrying = tenacity.Retrying(sleep=self.settings.machine.sleep, **_policy(self.settings))
+            return cast(T, retrying(self._once, command))
 
     def drive(self, saga: Saga[T], *, retry: bool = True) -> T:
         """Run a saga to its end and return its result.
@@ -254,7 +237,7 @@ class SyncRunner:
                 try:
                     result: Any = None
                     if isinstance(step, Pause):
-                        time.sleep(step.seconds)
+                        self.settings.machine.sleep(step.seconds)
                     elif isinstance(step, Together):
                         result = self.pipeline(step.commands)
                     else:
@@ -310,7 +293,7 @@ class SyncRunner:
     def _connected(self) -> Any:
         check_process(self._pid)
         if self._client is None:
-            self._client = _make(self.settings, _Sync, self.settings.timeout_seconds)
+            self._client = _make(self.settings, self.settings.machine.plain, self.settings.timeout_seconds)
         return self._client
 
     def _once(self, command: Command[T]) -> T:
@@ -437,7 +420,7 @@ class AsyncRunner:
     async def _connected(self) -> Any:
         check_process(self._pid)
         if self._client is None:
-            client = _make(self.settings, _Async, self._timeout_seconds)
+            client = _make(self.settings, self.settings.machine.coroutine, self._timeout_seconds)
             if self.is_cluster:
                 await client.initialize()
             self._client = client

@@ -7,8 +7,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import time
-import uuid
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any, Literal
@@ -83,7 +81,7 @@ class Sagas:
         request = {"shards": shards, "start": start, "timings": str(timings), "routing": protocol, "retention": kept}
         audit = self._audit(stream, group, "create", reason, request)
         register = commands.register(keys, shards=shards, routing=protocol, retention=kept)
-        return self._create(keys, register, start, timings, exist_ok, audit, request_id or str(uuid.uuid4()))
+        return self._create(keys, register, start, timings, exist_ok, audit, request_id or self._request_id())
 
     def _create(
         self,
@@ -95,14 +93,14 @@ class Sagas:
         audit: dict[str, str],
         request_id: str,
     ) -> Saga[GroupView]:
-        began = time.monotonic()
+        began = self.settings.machine.clock()
         yield from self._identify(audit)
         layout = yield register
         incarnation = 0
         for shard in range(layout.shards):
             found = yield commands.provision(keys, shard, start="0" if start == "oldest" else "$", layout=layout)
             incarnation = max(incarnation, found + 1)
-        audit["duration_ms"] = f"{(time.monotonic() - began) * 1000:.1f}"
+        audit["duration_ms"] = f"{(self.settings.machine.clock() - began) * 1000:.1f}"
         try:
             yield commands.create(
                 keys,
@@ -124,7 +122,7 @@ class Sagas:
     def delete(self, stream: str, group: str, force: bool, reason: str, request_id: str | None) -> Saga[None]:
         keys = GroupKeys(stream, group, self.settings.key_prefix)
         audit = self._audit(stream, group, "delete", reason, {"force": force})
-        return self._delete(keys, force, audit, request_id or str(uuid.uuid4()))
+        return self._delete(keys, force, audit, request_id or self._request_id())
 
     def _delete(self, keys: GroupKeys, force: bool, audit: dict[str, str], request_id: str) -> Saga[None]:
         yield from self._identify(audit)
@@ -165,7 +163,9 @@ class Sagas:
     def retain(self, stream: str, retention: Retention, reason: str, request_id: str | None) -> Saga[None]:
         kept = _retention(retention)
         audit = self._audit(stream, "", "retain", reason, {"retention": kept})
-        return self._retain(StreamKeys(stream, self.settings.key_prefix), kept, audit, request_id or str(uuid.uuid4()))
+        return self._retain(
+            StreamKeys(stream, self.settings.key_prefix), kept, audit, request_id or self.settings.machine.word()
+        )
 
     def _retain(self, keys: StreamKeys, kept: str, audit: dict[str, str], request_id: str) -> Saga[None]:
         yield from self._identify(audit)
@@ -184,7 +184,7 @@ class Sagas:
         place = _place(to)
         chosen = None if shards is None else sorted(set(shards))
         audit = self._audit(stream, group, "seek", reason, {"to": place, "shards": chosen})
-        return self._seek(keys, place, chosen, audit, request_id or str(uuid.uuid4()))
+        return self._seek(keys, place, chosen, audit, request_id or self._request_id())
 
     def _seek(
         self, keys: GroupKeys, place: str, chosen: list[int] | None, audit: dict[str, str], request_id: str
@@ -211,6 +211,9 @@ class Sagas:
             "group": group,
             "fingerprint": hashlib.sha256(whole.encode()).hexdigest(),
         }
+
+    def _request_id(self) -> str:
+        return self.settings.machine.word()
 
     def _identify(self, audit: dict[str, str]) -> Saga[None]:
         """Add who Redis says we are. A user who may not ask goes down as unknown, and is not stopped for it."""

@@ -15,6 +15,7 @@ import attrs
 
 from .errors import ConfigError
 from .keys import DEFAULT_PREFIX
+from .machine import MACHINE, Machine
 
 _SCHEMES = {
     "redis": ("standalone", False),
@@ -87,6 +88,11 @@ class RedisSettings:
         if self.timeout_seconds <= 0:
             raise ConfigError(f"timeout_seconds={self.timeout_seconds} must be positive")
         object.__setattr__(self, "address", _parse(self.url))
+
+    @property
+    def machine(self) -> Machine:
+        """Where everything that uses these settings runs."""
+        return MACHINE
 
     @classmethod
     def of(cls, redis: str | RedisSettings) -> RedisSettings:
@@ -233,13 +239,15 @@ def _db(parts: SplitResult, path: list[str]) -> int:
 _members = itertools.count(1)
 
 
-def default_member() -> str:
+def default_member(machine: Machine = MACHINE) -> str:
     """Return a member id for a consumer that was given none.
 
     Where the platform names the process (``POD_NAME``, as Kubernetes' downward API sets it), the id is that name, so
     that a restarted container gets its shards back; the second consumer of a process gets a suffix. Elsewhere host
     name, process id and a random word: a host name alone is not one process's.
     """
+    if (given := machine.default_member()) is not None:
+        return given
     number = next(_members)
     suffix = "" if number == 1 else f".{number}"
     pod = os.environ.get("POD_NAME")

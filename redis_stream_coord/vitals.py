@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from . import telemetry
@@ -17,7 +16,7 @@ def health(session: Session, workers: Sequence[Worker], now: float) -> Health:
     Parameters:
         session: its membership.
         workers: of its shards.
-        now: the time, on the clock of the session.
+        now: the time, on the clock of the machine.
     """
     holds = session.held()
     draining = session.held(ShardState.DRAINING)
@@ -35,7 +34,7 @@ def health(session: Session, workers: Sequence[Worker], now: float) -> Health:
         ok=session.trouble is None and session.state is State.MEMBER and now < session.lease_until,
         state=session.state.value,
         lease_remaining_seconds=0.0 if session.finished else max(0.0, session.lease_until - now),
-        progress_age_seconds=max((time.monotonic() - at for at in progress), default=0.0),
+        progress_age_seconds=max((now - at for at in progress), default=0.0),
         waits_for=waits,
     )
 
@@ -61,6 +60,6 @@ def readings(
     for worker in workers:
         of_shard = {**attributes, telemetry.SHARD: worker.held.shard}
         found.append(("consumer_shard_pending", float(worker.received), of_shard))
-        age = time.monotonic() - worker.last_progress if worker.received else 0.0
+        age = now - worker.last_progress if worker.received else 0.0
         found.append(("consumer_shard_progress_age_seconds", max(0.0, age), of_shard))
     return found

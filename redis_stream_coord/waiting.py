@@ -8,7 +8,6 @@ answer behind. On a Cluster a command cannot name keys of several slots, so each
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 
 import attrs
@@ -48,6 +47,7 @@ class Waiter:
 
     def __init__(self, settings: RedisSettings, control: AsyncRunner) -> None:
         self._runner = AsyncRunner(settings, block_seconds=_BLOCK_SECONDS)
+        self._clock = settings.machine.clock
         self._control = control
         self._waiting: dict[str, list[_Waiting]] = {}
         self._filled = asyncio.Event()
@@ -138,10 +138,10 @@ class Waiter:
             self._outdated.clear()
 
     async def _not_too_often(self) -> None:
-        wait = self._began + _BUSY_SECONDS - time.monotonic()
+        wait = self._began + _BUSY_SECONDS - self._clock()
         if wait > 0:
             await asyncio.sleep(wait)
-        self._began = time.monotonic()
+        self._began = self._clock()
 
     async def connect(self) -> None:
         """Connect, and learn how to end a wait. Raises: `CoordError`."""

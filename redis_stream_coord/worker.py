@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Awaitable, Coroutine
 from typing import Any, Protocol
 
@@ -59,6 +58,7 @@ class Worker:
     ) -> None:
         self.fence = fence
         self.held = Held(fence.shard, fence.token)
+        self._clock = runner.settings.machine.clock
         self._owner = owner
         self._runner = runner
         self._keys = keys
@@ -79,7 +79,7 @@ class Worker:
 
     @property
     def last_progress(self) -> float:
-        """When an entry was last finished, on the clock of `time.monotonic`."""
+        """When an entry was last finished, on the clock of the machine."""
         return self._handling.last_progress
 
     @property
@@ -264,8 +264,8 @@ class Worker:
         # What may have killed its owner goes alone, so that its count is its own and the others get through.
         if batch is None or lane.entries[0].deliveries > 1:
             return self._lanes.pop(lane, 1)
-        deadline = time.monotonic() + batch.within_seconds
-        while len(lane.entries) < batch.max_size and (left := deadline - time.monotonic()) > 0 and self._handing_out():
+        deadline = self._clock() + batch.within_seconds
+        while len(lane.entries) < batch.max_size and (left := deadline - self._clock()) > 0 and self._handing_out():
             self._woken.set()
             await self._handling.pause(min(left, 0.005))
         return self._lanes.pop(lane, batch.max_size) if self._handing_out() else []

@@ -20,8 +20,8 @@ from redis_stream_coord import (
     RedisUnavailableError,
     Timings,
 )
-from redis_stream_coord import engine as library_engine
 from redis_stream_coord.commands import append_to
+from redis_stream_coord.machine import MACHINE
 from redis_stream_coord.runner import AsyncRunner
 from tests.integration.kit import FAST, GROUP, SLOW, Bench, Crew, Recorder, two_servers
 from tests.servers import SentinelServers, Server
@@ -299,8 +299,8 @@ def test_clock_that_jumps_beyond_the_lease_stops_the_handing_out_until_the_next_
     a.owns(0, 1)
     first = bench.fill(0)
     a.finishes(*first)
-    real, offset = library_engine.clock, [0.0]
-    monkeypatch.setattr(library_engine, "clock", lambda: real() + offset[0])
+    real, offset = MACHINE.clock, [0.0]
+    monkeypatch.setattr(MACHINE, "clock", lambda: real() + offset[0])
     offset[0] = 2 * SLOW.lease_seconds
     assert a.consumer.assignment == frozenset()
     assert not a.consumer.health.ok

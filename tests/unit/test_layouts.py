@@ -145,7 +145,7 @@ def test_a_refresh_of_a_stream_that_does_not_exist(layouts: Layouts) -> None:
 
 @pytest.fixture
 def publishing() -> Publishing:
-    made = Publishing("orders", RedisSettings("redis://nowhere"), fenced=True, lease_seconds=1e9, clock=time.monotonic)
+    made = Publishing("orders", RedisSettings("redis://nowhere"), fenced=True, lease_seconds=1e9)
     made.layouts.take(layout(), 0.0)
     return made
 
@@ -153,7 +153,7 @@ def publishing() -> Publishing:
 @pytest.mark.parametrize("seconds", [0, -1])
 def test_a_lease_is_positive(seconds: float) -> None:
     with pytest.raises(ConfigError):
-        Publishing("orders", RedisSettings("redis://nowhere"), fenced=True, lease_seconds=seconds, clock=time.monotonic)
+        Publishing("orders", RedisSettings("redis://nowhere"), fenced=True, lease_seconds=seconds)
 
 
 def test_reserved_fields_come_first(publishing: Publishing) -> None:
