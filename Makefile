@@ -1,4 +1,4 @@
-# Every target works on a fresh clone: make check, make test, make bench, make demo.
+# Every target works on a fresh clone: make check, make test, make soak, make bench, make demo.
 # PY chooses the interpreter, ARGS goes to the program that a target runs.
 
 PY ?= python3
@@ -9,11 +9,11 @@ BIN := $(VENV)/bin
 DEMO_VENV := .venv-demo
 SOURCES := $(shell find redis_stream_coord -type f -not -name '*.pyc')
 
-.PHONY: help venv check test bench demo
+.PHONY: help venv check test soak bench demo
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make venv | check | test | bench | demo   [PY=python3] [ARGS=...]"
+	@echo "make venv | check | test | soak | bench | demo   [PY=python3] [ARGS=...]"
 
 venv: $(VENV)/.stamp
 
@@ -30,6 +30,10 @@ check: venv
 
 test: venv
 	$(BIN)/python -m pytest $(ARGS)
+
+# Five minutes of signals and restarts; ARGS="--seconds 60 --seed 7 --server valkey9".
+soak: venv
+	$(BIN)/python -m tests.chaos.soak $(ARGS)
 
 bench: venv
 	$(BIN)/python -m tests.benchmarks $(ARGS)

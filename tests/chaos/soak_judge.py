@@ -138,7 +138,11 @@ def verdict(evidence: Evidence) -> list[Finding]:
         _accepted(evidence.receipts, evidence.stored),
         complete,
         ordered,
-        Finding(alone.promise, f"{alone.measured}, {len(late)} overtaken in a fault", alone.problems),
+        Finding(
+            alone.promise,
+            f"{alone.measured}, {len(late)} overtaken in a fault",
+            [*alone.problems, *_zombies(regular)],
+        ),
         _repeats(in_time, late, evidence.kills, faults),
         _leaves(evidence, faults),
         _connections(evidence),
@@ -178,6 +182,22 @@ def overtaken(in_time: Sequence[Handled], faults: Collection[Fault]) -> set[Hand
     return set(found.values())
 
 
+def _zombies(in_time: Iterable[Handled]) -> list[str]:
+    """Return, in words, who was at work under a token after a higher one was."""
+    problems = []
+    newest: dict[int, Handled] = {}
+    for run in in_time:
+        before = newest.get(run.shard)
+        if before is not None and run.token < before.token:
+            problems.append(
+                f"{run.member} began entry {run.id} of shard {run.shard} under token {run.token[1]} "
+                f"after {before.member} had begun {before.id} under {before.token[1]}"
+            )
+        if before is None or run.token > before.token:
+            newest[run.shard] = run
+    return problems
+
+
 def _restarts(evidence: Evidence, regular: Sequence[Handled]) -> list[Kill]:
     """Return where redelivery has to begin: after kills, and after suspensions that cost the shard."""
     found = [Kill(kill.name, kill.at_ns, frozenset(kill.firsts.items())) for kill in evidence.kills]
@@ -215,8 +235,12 @@ def _accepted(receipts: Collection[Published], stored: Collection[Published]) ->
         for key, found in numbers.items()
         if found != list(range(len(found)))
     ]
-    if unknown := len(stored) - len(set(receipts)):
-        problems.append(f"{len(stored):,} entries are stored, {unknown:,} of them without a receipt")
+    accepted = set(receipts)
+    problems += [
+        f"{entry.key} number {entry.sequence} is stored as {entry.id} of shard {entry.shard}, and was never accepted"
+        for entry in stored
+        if entry not in accepted
+    ]
     return Finding("what was accepted is stored once, keys in order", f"{len(receipts):,} events", problems)
 
 
@@ -308,18 +332,15 @@ def _threads(evidence: Evidence) -> Finding:
 
 
 def _unjustified(threads: Iterable[str]) -> list[str]:
-    """Return what is there beyond a loop, a thread for callbacks and those of handlers, numbered from 0."""
-    counts = Counter(
-        re.sub(r"^redis-stream-coord-.+-(\d+)$", lambda found: f"handler {int(found[1])}", name)
-        if not re.fullmatch(r"redis-stream-coord-(loop|.+-callback-0)", name)
-        else name
-        for name in threads
-    )
-    handlers = sum(count for name, count in counts.items() if name.startswith("handler "))
-    found = [f"the thread {name}" for name in counts if not name.startswith(("handler ", "redis-stream-coord-"))]
-    found += [f"{count} threads called {name}" for name, count in counts.items() if count > 1]
-    if handlers > HANDLERS:
-        found.append(f"{handlers} threads for handlers, of which there may be {HANDLERS}")
+    """Return what is there beyond a loop, a thread for callbacks, and those of handlers."""
+    counts = Counter(threads)
+    handlers = [name for name in threads if re.fullmatch(r"redis-stream-coord-.+-\d+", name)]
+    once = {"redis-stream-coord-loop", *handlers}
+    found = [f"the thread {name}" for name in sorted(counts.keys() - once)]
+    found += [f"{count} threads called {name}" for name, count in counts.items() if name in once and count > 1]
+    count = sum(not name.endswith("-callback-0") for name in handlers)
+    if count > HANDLERS:
+        found.append(f"{count} threads for handlers, of which there may be {HANDLERS}")
     return found
 
 
@@ -358,7 +379,7 @@ def slope(samples: Sequence[Sample]) -> float:
 
     The median over all pairs of samples, which a single jump does not move (Theil, 1950; Sen, 1968).
     """
-    few = samples[:: -(-len(samples) // _SLOPE_POINTS)]
+    few = samples[:: max(1, len(samples) // _SLOPE_POINTS)]
     slopes = [
         (after.rss_kib - before.rss_kib) / (after.at_ns - before.at_ns) * SECOND_NS
         for place, before in enumerate(few)
