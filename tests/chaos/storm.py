@@ -69,14 +69,12 @@ class Storm:
         self._seen: dict[str, tuple[frozenset[tuple[int, str]], dict[int, str]]] = {}  # what a sleeping one left
         self._leaving: dict[str, int] = {}
         self._unseen: list[Callable[[], None]] = []  # to be looked at when Redis is back
-        self._absent = 0  # processes that will be replaced
         self.members: dict[str, str] = {}
         self.steady: set[str] = set()
         self.kills: list[End] = []
         self.leaves: list[End] = []
         self.suspensions: list[Fault] = []
         self.outages: list[Fault] = []
-        self.trouble: list[str] = []
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -147,15 +145,24 @@ class Storm:
             self._deck = list(_DECK)
             self._draw.shuffle(self._deck)
         what = self._deck.pop()
-        if what.startswith("redis"):
-            self._restart(signal.SIGTERM if what == "redis-term" else signal.SIGKILL)
-        elif what in ("nap", "sleep"):
-            self._suspend(_NAP_LEASES if what == "nap" else _SLEEP_LEASES)
-        elif what == "kill":
-            self._kill()
-        else:
-            self._terminate()
+        if not self._do(what):
+            self._deck.insert(0, what)  # nobody to do it to at the moment: later
         self._after(self._pace * self._draw.uniform(0.3, 1.7), self._next)
+
+    def _do(self, what: str) -> bool:
+        """Let something happen. Returns whether it did."""
+        if what.startswith("redis"):
+            return self._restart(signal.SIGTERM if what == "redis-term" else signal.SIGKILL)
+        name = self._choose(mortal=what in ("kill", "terminate"))
+        if name is None:
+            return False
+        if what == "kill":
+            self._kill(name)
+        elif what == "terminate":
+            self._terminate(name)
+        else:
+            self._suspend(name, _NAP_LEASES if what == "nap" else _SLEEP_LEASES)
+        return True
 
     def _choose(self, *, mortal: bool) -> str | None:
         """Draw a process that has handled something, and nobody is ending or keeps asleep."""
@@ -174,13 +181,10 @@ class Storm:
 
     # --- consumers ----------------------------------------------------------------------------------------------------
 
-    def _kill(self) -> None:
-        if (name := self._choose(mortal=True)) is None:
-            return
+    def _kill(self, name: str) -> None:
         at_ns = self._fleet.sigkill(name)
         member = self.members.pop(name)
         self._say(f"SIGKILL {name}")
-        self._absent += 1
         # Under the same id it comes back to its shards at once, so not before somebody has seen what is pending there.
         again = member if self._draw.random() < 0.5 else None
         delay, face = self._lasting(_AWAY_LEASES), self._faces[name]
@@ -188,17 +192,11 @@ class Storm:
         def look() -> None:
             pending, firsts = self._witness.left_by(member)
             self.kills.append(End(name, at_ns, pending=pending, firsts=firsts))
-            self._after(delay, lambda: self._replace(face, again))
+            self._after(delay, lambda: self.start(face, member=again))
 
         self._when_there(look)
 
-    def _replace(self, face: str, member: str | None) -> None:
-        self._absent -= 1
-        self.start(face, member=member)
-
-    def _terminate(self) -> None:
-        if (name := self._choose(mortal=True)) is None:
-            return
+    def _terminate(self, name: str) -> None:
         self._say(f"SIGTERM {name}")
         self._leaving[name] = time.monotonic_ns()
         self._fleet.alive[name].terminate()
@@ -211,13 +209,10 @@ class Storm:
         child.end(0)
         member = self.members.pop(name)
         self._say(f"{name} has left with status {child.status}")
-        self._absent += 1
         face, again = self._faces[name], member if self._draw.random() < 0.5 else None
-        self._after(self._lasting(_AWAY_LEASES), lambda: self._replace(face, again))
+        self._after(self._lasting(_AWAY_LEASES), lambda: self.start(face, member=again))
 
-    def _suspend(self, leases: tuple[float, float]) -> None:
-        if (name := self._choose(mortal=False)) is None:
-            return
+    def _suspend(self, name: str, leases: tuple[float, float]) -> None:
         pid = self._fleet.alive[name].pid
         from_ns = time.monotonic_ns()
         os.kill(pid, signal.SIGSTOP)
@@ -242,9 +237,9 @@ class Storm:
 
     # --- Redis --------------------------------------------------------------------------------------------------------
 
-    def _restart(self, number: signal.Signals) -> None:
+    def _restart(self, number: signal.Signals) -> bool:
         if self._down_ns:
-            return
+            return False
         self._down_ns = time.monotonic_ns()
         os.kill(self._server.pid, number)
         eventually(lambda: not self._server.running, within_seconds=_STOP_SECONDS, what="Redis has ended")
@@ -252,6 +247,7 @@ class Storm:
         seconds = self._lasting(leases)
         self._say(f"{number.name} Redis, away for {seconds:.1f} s")
         self._after(seconds, lambda: self._back() if self._down_ns else None)
+        return True
 
     def _back(self) -> None:
         self._server.start()
@@ -268,11 +264,6 @@ class Storm:
             self._unseen.append(look)
         else:
             look()
-
-    @property
-    def is_calm(self) -> bool:
-        """Whether Redis is there, so that it may be asked."""
-        return not self._down_ns
 
 
 def _is_stopped(pid: int) -> bool:
