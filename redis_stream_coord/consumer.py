@@ -174,7 +174,7 @@ class Consumer:
         await running
 
     def _ended(self, future: concurrent.futures.Future[None]) -> None:
-        self._failure = future.exception()
+        self._failure = None if future.cancelled() else future.exception()
         self._ready.set()
         self._threads.close()
         self._callback_threads.close()
@@ -218,7 +218,7 @@ class Consumer:
         own = (*self._threads.threads, *self._callback_threads.threads)
         if threading.current_thread() in own:
             raise LifecycleError("a handler cannot wait for its own consumer", hint="Call request_stop().")
-        over = self._machine.block(lambda: self._over.wait(timeout_seconds), self._over.is_set, timeout_seconds)
+        over = self._machine.block(self._over.wait, self._over.is_set, timeout_seconds)
         if not over:
             return False
         if self._last_thread is not None and self._last_thread is not threading.current_thread():
@@ -247,7 +247,7 @@ class Consumer:
         assert self._loop is not None
         done: asyncio.Future[None] | None = None
         try:
-            while (offer := self._machine.block(self._offers.get, lambda: not self._offers.empty())) is not None:
+            while (offer := self._next_offer()) is not None:
                 message, done = offer
                 yield message
                 self._finish(done, None)
@@ -257,6 +257,9 @@ class Consumer:
             if began_here:
                 self.request_stop()
         self.wait()
+
+    def _next_offer(self) -> Offer | None:
+        return self._machine.block(lambda seconds: self._offers.get(timeout=seconds), lambda: not self._offers.empty())
 
     def _finish(self, done: asyncio.Future[None], error: Exception | None) -> None:
         assert self._loop is not None

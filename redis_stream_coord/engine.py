@@ -454,6 +454,11 @@ class Engine:
     # --- what others may know -----------------------------------------------------------------------------------------
 
     @property
+    def handling(self) -> bool:
+        """Whether any entry is in a handler."""
+        return any(ledger.busy for ledger in self._ledgers.values())
+
+    @property
     def assignment(self) -> Shards:
         """Shards that this member owns at this moment."""
         if self._clock() >= self.session.lease_until:

@@ -115,15 +115,17 @@ class Machine:
         """Run a coroutine on that loop, for plain code."""
         return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
-    def block(self, wait: Callable[[], T], ready: Callable[[], bool], timeout_seconds: float | None = None) -> T:
+    def block(
+        self, wait: Callable[[float | None], T], ready: Callable[[], bool], timeout_seconds: float | None = None
+    ) -> T:
         """Wait, in plain code, for what happens on that loop.
 
         Parameters:
-            wait: does it, and returns the result; for `timeout_seconds` at most.
+            wait: does it, for so many seconds at most, and returns the result.
             ready: whether `wait` would return at once.
-            timeout_seconds: how long `wait` takes at most; ``None``: for ever.
+            timeout_seconds: given to `wait`; ``None``: for ever.
         """
-        return wait()
+        return wait(timeout_seconds)
 
     def threads(self, limit: int, name: str) -> Threads:
         """Return what runs plain functions for that loop; see `DaemonThreads`."""

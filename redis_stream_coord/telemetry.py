@@ -95,6 +95,11 @@ def forget(source: Observed) -> None:
     _observed.discard(source)
 
 
+def observed() -> list[Observed]:
+    """Return what reports gauges at this moment."""
+    return list(_observed)
+
+
 def _readings(name: str) -> Iterator[Observation]:
     for source in list(_observed):
         for reading, value, attributes in source.readings():

@@ -48,7 +48,7 @@ class DaemonThreads:
             try:
                 result = context.run(function, *arguments)
             except BaseException as error:  # noqa: BLE001 - handed on to whoever waits
-                raised = _harmless(error)
+                raised = harmless(error)
             with self._lock:
                 self._unoccupied += 1
             outcomes.add(future, result, raised)
@@ -109,7 +109,7 @@ class _Outcomes:
                 future.set_result(result)
 
 
-def _harmless(error: BaseException) -> Exception:
+def harmless(error: BaseException) -> Exception:
     """Wrap what asyncio would not take for a failure: it ends the loop, cancels whoever waits, or never arrives."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
