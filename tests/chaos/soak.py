@@ -204,12 +204,15 @@ def main() -> int:
     parser.add_argument("--shards", type=int, default=default.shards)
     parser.add_argument("--keys", type=int, default=default.keys)
     parser.add_argument("--server", choices=list(servers.available()), default="redis7")
+    parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="for records and logs, to look at them later")
     given = vars(parser.parse_args())
-    name = given.pop("server")
+    name, keep = given.pop("server"), given.pop("keep")
     plan = Plan(**given)
     print(f"{name}, {plan}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="soak-") as directory, server(name) as redis:
-        report = run(plan, redis, f"soak-{secrets.token_hex(4)}", Path(directory), say=_say)
+    with tempfile.TemporaryDirectory(prefix="soak-") as scratch, server(name) as redis:
+        directory = keep or Path(scratch)
+        directory.mkdir(parents=True, exist_ok=True)
+        report = run(plan, redis, f"soak-{secrets.token_hex(4)}", directory, say=_say)
     print(report)
     return 0 if report.ok else 1
 
