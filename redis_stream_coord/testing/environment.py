@@ -79,6 +79,12 @@ class _Environment:
         process = _process(consumer)
         process.frozen = process.crashed = True
 
+    def _expiry_seconds(self, consumer: Consumer | AsyncConsumer) -> float:
+        """How long it takes at most until the others have noticed that a consumer is gone."""
+        config = consumer._config
+        timings = self.describe(config.keys.stream, group=config.keys.group).timings
+        return timings.lease_seconds + 2 * timings.heartbeat_seconds
+
     def lose_replies(self, count: int = 1, *, of: str | None = None) -> None:
         """Lose the next replies of Redis: what was asked for is done, and the client hears nothing until its timeout.
 
@@ -214,7 +220,7 @@ class _Environment:
             for process in self._world.processes:
                 process.end()
             loop.run(loop.shutdown_asyncgens())
-            loop.run(loop.shutdown_default_executor())
+            loop.end_executor()
         finally:
             loop.close()
             self._world.server.close()
@@ -252,6 +258,11 @@ class Environment(_Environment):
     def advance(self, seconds: float) -> None:
         """Let so many virtual seconds pass."""
         self._world.loop.run(asyncio.sleep(seconds))
+
+    def expire(self, consumer: Consumer) -> None:
+        """Freeze a consumer for as long as it takes until its lease has run out and another live member has noticed."""
+        self.freeze(consumer)
+        self.advance(self._expiry_seconds(consumer))
 
     def close(self) -> None:
         """End everything."""
@@ -305,6 +316,11 @@ class AsyncEnvironment(_Environment):
     async def advance(self, seconds: float) -> None:
         """Let so many virtual seconds pass."""
         await asyncio.sleep(seconds)
+
+    async def expire(self, consumer: AsyncConsumer) -> None:
+        """Freeze a consumer until its lease has run out; see `Environment.expire`."""
+        self.freeze(consumer)
+        await self.advance(self._expiry_seconds(consumer))
 
     def close(self) -> None:
         """End everything. Not from within `run`."""

@@ -83,6 +83,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         future.add_done_callback(self._came_back)
         return future
 
+    def end_executor(self) -> None:
+        """End the threads of the executor; waits for what runs in them."""
+        executor = getattr(self, "_default_executor", None)
+        if executor is not None:
+            executor.shutdown(wait=True)
+
     def _came_back(self, _: Any) -> None:
         self._outside -= 1
 
