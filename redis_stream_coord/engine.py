@@ -23,7 +23,7 @@ from .keys import GroupKeys, StreamKeys
 from .links import Links
 from .logs import Log
 from .models import Health, Held, Layout, Shards
-from .session import Action, Claim, Drain, Lost, Session, ShardState
+from .session import ANOTHER_TOKEN, Action, Claim, Drain, Lost, Session, ShardState
 from .settings import RedisSettings
 from .tasks import end
 from .worker import Worker
@@ -199,6 +199,11 @@ class Engine:
         # The lease may have passed while the answer was on its way: the workers have noticed, so the session has to.
         self._apply(self.session.tick(self._clock()))
         self._apply(self.session.accepted(request, reply, sent_at=sent_at))
+        if reply.status == "SYNC_METADATA" and request.round != reply.round:
+            telemetry.metadata_regressions.add(1, self._attributes)
+            self.log.warning("heartbeat: %s", self.session.trouble)
+        elif request.round is not None and reply.round is None:
+            self.log.info("correction round %s is over", request.round)
 
     def _count_refusal(self, error: CoordError) -> None:
         status = error.word or type(error).__name__
@@ -207,7 +212,7 @@ class Engine:
             telemetry.members_expired.add(1, self._attributes)
         if error.word in ("FENCED_MEMBER_EPOCH", "UNKNOWN_MEMBER_ID"):
             telemetry.state_conflicts.add(1, self._attributes)
-        if error.word == "METADATA_REGRESSION":
+        if error.word == "METADATA_REGRESSION" or "the metadata went backwards" in error.detail:
             telemetry.metadata_regressions.add(1, self._attributes)
         if self.session.trouble is None or str(self.session.trouble) != str(error):
             self.log.warning("heartbeat: %s", error)
@@ -302,7 +307,9 @@ class Engine:
 
     def claim_refused(self, worker: Worker, error: CoordError) -> None:
         self.log.warning("claim refused: %s", error, shard=worker.held.shard)
-        fence_token = int(error.detail.split()[1])
+        _, token, member = error.detail.split()
+        # Without a member it was moved by `Admin.seek`. With one under the same token, a grant was lost.
+        fence_token = ANOTHER_TOKEN if member == "-" else int(token)
         # Another session has the shard, or the group was moved on it: what was finished here may come again by right.
         ledger = self._ledgers[worker.held.shard]
         ledger.finished.clear()

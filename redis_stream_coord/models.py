@@ -284,6 +284,25 @@ class ShardView:
 
 
 @attrs.frozen
+class RoundView:
+    """An open correction round: the record of a group went backwards, and its members come into step with it.
+
+    Attributes:
+        id: of this round.
+        opened_ms: since when, Redis server ms.
+        due_ms: members that are not in step by then are fenced.
+        waits_for: members that are not in step yet.
+        strangers: somebody reported who is not in the record; so it lasts one lease at least.
+    """
+
+    id: str
+    opened_ms: int
+    due_ms: int
+    waits_for: frozenset[str]
+    strangers: bool
+
+
+@attrs.frozen
 class GroupView:
     """The whole record of one group at one moment.
 
@@ -298,6 +317,9 @@ class GroupView:
         now_ms: Redis server time of this view.
         members: by id.
         shards: by index.
+        round: the correction round that is open, or ``None``.
+        frozen_ms: since when an operator has frozen the group, Redis server ms, or ``None``.
+        protocol: lowest and highest version of the protocol that may take part.
     """
 
     stream: str
@@ -311,6 +333,20 @@ class GroupView:
     now_ms: int
     members: Mapping[str, MemberView]
     shards: Mapping[int, ShardView]
+    round: RoundView | None = None
+    frozen_ms: int | None = None
+    protocol: tuple[int, int] = (1, 1)
+
+    def degraded(self) -> list[str]:
+        """Return why the group is not as it should be, a sentence for each reason; empty when all is well."""
+        found = self.violations()
+        if self.round is not None:
+            waits = ", ".join(sorted(self.round.waits_for)) or "the lease of those who are not in the record"
+            age = (self.now_ms - self.round.opened_ms) / 1000
+            found.append(f"the metadata went backwards: correction round open for {age:.0f} s, waits for {waits}")
+        if self.frozen_ms is not None:
+            found.append(f"frozen by an operator for {(self.now_ms - self.frozen_ms) / 1000:.0f} s: nothing is granted")
+        return found
 
     @property
     def owners(self) -> Mapping[int, str | None]:
@@ -328,7 +364,8 @@ class GroupView:
         for shard in self.shards.values():
             if live and shard.target is None and self.assignment_epoch == self.group_epoch:
                 found.append(f"shard {shard.index} has no target though there are {len(live)} live members")
-            if shard.target is not None and shard.target not in self.members:
+            # In a correction round no target is computed.
+            if shard.target is not None and shard.target not in self.members and self.round is None:
                 found.append(f"shard {shard.index} is meant for {shard.target}, which is no member")
             if shard.token > self.grant_counter:
                 found.append(f"shard {shard.index} has token {shard.token} above the counter {self.grant_counter}")
@@ -338,8 +375,20 @@ class GroupView:
                 found.append(f"shard {index} is held by {' and '.join(sorted(holders))}")
         if self.assignment_epoch > self.group_epoch:
             found.append(f"assignment epoch {self.assignment_epoch} above group epoch {self.group_epoch}")
-        if len({member.weight for member in live}) == 1 and self.assignment_epoch == self.group_epoch:
-            counts = [sum(s.target == member.id for s in self.shards.values()) for member in live]
-            if max(counts) - min(counts) > 1:
-                found.append(f"the target is not balanced: from {min(counts)} to {max(counts)} shards per member")
+        if live and self.assignment_epoch == self.group_epoch:
+            found += self._unbalanced(live)
+        return found
+
+    def _unbalanced(self, live: list[MemberView]) -> list[str]:
+        """Hold the target against the quotas: the share of each member by its weight, rounded down or up."""
+        total = sum(round(member.weight * 1000) for member in live)
+        found = []
+        for member in live:
+            count = sum(shard.target == member.id for shard in self.shards.values())
+            floor, rest = divmod(len(self.shards) * round(member.weight * 1000), total)
+            if not floor <= count <= floor + (rest > 0):
+                found.append(
+                    f"the target is not balanced: {count} shards for {member.id}, and its share of weight "
+                    f"{member.weight:g} is {len(self.shards) * member.weight * 1000 / total:.2f}"
+                )
         return found

@@ -13,12 +13,14 @@ from types import MappingProxyType
 import attrs
 
 from .commands import HeartbeatReply, HeartbeatRequest
-from .errors import CoordError, DuplicateMemberError, RedisUnavailableError
+from .errors import CoordError, DuplicateMemberError, MetadataRegressionError, RedisUnavailableError, refused
 from .models import Held, Timings
 
 # A member displaced so often by another session of its own id, within so many leases, has a living twin.
 _DISPLACED_LIMIT = 3
 _DISPLACED_LEASES = 10
+# Reported in place of the token of the fence that refused a claim: nobody has the shard, it only needs another token.
+ANOTHER_TOKEN = -1
 # Part of the lease by which a member stops before Redis would expire it.
 _SAFETY_MARGIN = 0.1
 
@@ -149,7 +151,7 @@ Action = Claim | Drain | Lost
 class _Shard:
     held: Held
     state: ShardState = ShardState.CLAIMING
-    fence_token: int = 0  # of the fence that refused the claim; the own token: just another one; 0: not for me
+    fence_token: int = 0  # of the fence that refused the claim; or `ANOTHER_TOKEN`; 0: not for me
 
 
 class Session:
@@ -177,6 +179,8 @@ class Session:
         self.failure: CoordError | None = None
         self.trouble: CoordError | None = None  # why the last heartbeat brought nothing, if it did not
         self.urgent = True  # something has to be said, or heard, now and not at the next interval
+        self.round: str | None = None  # the correction round that this member takes part in
+        self._not_held: list[Held] = []  # what the record gives it in that round, and it does not have
         self._draw_nonce = draw_nonce
         self._replaces: str | None = None
         self._asked = False  # a join with this nonce has been sent
@@ -235,6 +239,8 @@ class Session:
             leaving=self.state is State.LEAVING and not self._hold,
             owned=[s.held for s in shards if s.state in _HOLDING],
             revoked=[s.held for s in shards if s.state is ShardState.REVOKED],
+            round=self.round,
+            not_held=self._not_held,
             refused=[(s.held.shard, s.held.token, s.fence_token) for s in shards if s.state is ShardState.UNCLAIMABLE],
         )
 
@@ -250,6 +256,11 @@ class Session:
         Returns:
             What to do now, in this order.
         """
+        older = reply.version < request.version or reply.assignment_epoch < request.assignment_epoch
+        if older and reply.status in ("OK", "REVOKE_PENDING"):
+            # A lower version is taken over by SYNC_METADATA only. This is no answer of the group's present record.
+            detail = f"answered with version {reply.version}, seen {request.version}"
+            return self.refused(refused("METADATA_REGRESSION", detail, member=self.member), now=sent_at)
         self.trouble, self._failures, self._replaces = None, 0, None
         self.incarnation, self.epoch = reply.incarnation, reply.epoch
         self.version, self.group_epoch = reply.version, reply.group_epoch
@@ -259,7 +270,8 @@ class Session:
             return self._end(Input.LEFT, "left the group")
         self.lease_until = sent_at + reply.timings.lease_seconds * (1 - _SAFETY_MARGIN)
         self._move(Input.ACCEPTED)
-        actions = self._reconcile(request, reply)
+        self.round, self._not_held = reply.round, []
+        actions = self._reconcile(request, reply) if reply.round is None else self._correct(reply)
         if self.state is State.LEAVING and self._hold and not self._shards_to_drain():
             return [*actions, *self._end(Input.LEFT, "stopped; shards are held for a restart")]
         return actions
@@ -417,14 +429,45 @@ class Session:
         actions: list[Action] = [Lost(tuple(lost), "the group gave it to another member")] if lost else []
         return [*actions, *self._drain(drains), *claims]
 
+    def _correct(self, reply: HeartbeatReply) -> list[Action]:
+        """Come into step with a record that went backwards: what matches is kept, the rest drained; nothing is claimed.
+
+        Every shard that the record gives this member is answered for by name: owned, drained, or not held.
+        """
+        assert reply.holdings is not None
+        assert reply.round is not None
+        assigned, revoking = reply.holdings.assigned, reply.holdings.revoking
+        kept: set[int] = set()
+        drains: list[Held] = []
+        for index, shard in list(self._shards.items()):
+            token = shard.held.token
+            if assigned.get(index) == token and shard.state is not ShardState.REVOKED:
+                kept.add(index)  # one that is being drained goes on being drained: only OK lets it be read again
+            elif revoking.get(index) == token and shard.state is not ShardState.UNCLAIMABLE:
+                kept.add(index)
+                drains.append(shard.held)
+            elif shard.state in _HOLDING:
+                drains.append(shard.held)
+            else:
+                # Reported under this token, and never read under it again.
+                del self._shards[index]
+        given = {**assigned, **revoking}
+        self._not_held = [Held(index, token) for index, token in sorted(given.items()) if index not in kept]
+        self.urgent = self.urgent or reply.status == "SYNC_METADATA" or bool(self._not_held)
+        self.trouble = MetadataRegressionError(
+            f"the metadata went backwards, and correction round {reply.round} is open: stored version {reply.version}",
+            member=self.member,
+            hint="Nothing is granted until all members are in step; then it goes on by itself. Find out why.",
+        )
+        return self._drain(drains)
+
     def _keep(self, shard: _Shard) -> list[Action]:
         """Take the answer that a shard is assigned under the token it is known by."""
         before = shard.state
         if self.state is State.LEAVING or self._move_shard(shard.held, ShardInput.CANCEL) is None:
             return []
         if before is ShardState.REVOKED:
-            # Equal to its own token: no other fence is ahead, it only must not be used again.
-            shard.fence_token, self.urgent = shard.held.token, True
+            shard.fence_token, self.urgent = ANOTHER_TOKEN, True
         return [Claim(shard.held)] if shard.state is ShardState.CLAIMING else []
 
     def _drain(self, held: list[Held]) -> list[Action]:
@@ -450,6 +493,7 @@ class Session:
         self.nonce, self.epoch, self._asked = self._draw_nonce(), 0, False
         self.version = self.assignment_epoch = 0
         self.incarnation, self._replaces, self.urgent = incarnation, None, True
+        self.round, self._not_held = None, []
 
     def _fenced(self, error: CoordError, now: float) -> list[Action]:
         if self.state is State.LEAVING:

@@ -21,8 +21,12 @@ def health(session: Session, workers: Sequence[Worker], now: float) -> Health:
     holds = session.held()
     draining = session.held(ShardState.DRAINING)
     waits = ""
+    unclaimed = [worker.unclaimed for worker in workers if worker.unclaimed is not None]
+    behind = any(why.word == "AHEAD" for why in unclaimed)
     if session.trouble is not None:
         waits = str(session.trouble)
+    elif unclaimed:
+        waits = str(unclaimed[0])
     elif draining:
         waits = f"handlers of shards {sorted(draining)} to finish"
     elif session.held(ShardState.CLAIMING):
@@ -31,7 +35,7 @@ def health(session: Session, workers: Sequence[Worker], now: float) -> Health:
         waits = "the group to assign it shards"
     progress = [w.last_progress for w in workers if w.received]
     return Health(
-        ok=session.trouble is None and session.state is State.MEMBER and now < session.lease_until,
+        ok=session.trouble is None and not behind and session.state is State.MEMBER and now < session.lease_until,
         state=session.state.value,
         lease_remaining_seconds=0.0 if session.finished else max(0.0, session.lease_until - now),
         progress_age_seconds=max((now - at for at in progress), default=0.0),

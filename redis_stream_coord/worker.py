@@ -67,6 +67,7 @@ class Worker:
         self._log = log
         self._handling = Handling(owner, runner, keys, fence, config, ledger=ledger, fenced=self.look, log=log)
         self._lanes = Lanes(by_key=config.concurrency > 1)
+        self.unclaimed: CoordError | None = None  # why the fence could not be raised yet
         self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
         self._slots: set[asyncio.Task[None]] = set()
@@ -150,8 +151,13 @@ class Worker:
                     return False
                 # Not to be forced: the shard stays unread until the cause is gone.
                 self._log.warning("cannot claim: %s", error, shard=self.fence.shard)
+                if error.word == "AHEAD" and (self.unclaimed is None or self.unclaimed.word != "AHEAD"):
+                    whom = {telemetry.STREAM: self._keys.stream, telemetry.GROUP: self._keys.group}
+                    telemetry.metadata_regressions.add(1, {**whom, telemetry.MEMBER: self.fence.member})
+                self.unclaimed = error
                 await self._handling.pause(_PAUSE_SECONDS)
             else:
+                self.unclaimed = None
                 return True
         return False
 

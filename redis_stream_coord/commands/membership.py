@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import attrs
 
 from ..keys import GroupKeys
 from ..models import Held, Timings
 from .base import PROTOCOL, Command, call, format_held, parse_held, parse_set, text, timings_of
+
+Status = Literal["OK", "REVOKE_PENDING", "SYNC_METADATA", "LEFT"]
 
 
 @attrs.frozen(kw_only=True)
@@ -27,6 +29,8 @@ class HeartbeatRequest:
     leaving: bool
     owned: Sequence[Held]
     revoked: Sequence[Held]
+    round: str | None = None
+    not_held: Sequence[Held] = ()
     refused: Sequence[tuple[int, int, int]]
 
 
@@ -35,13 +39,15 @@ class HeartbeatReply:
     """An accepted heartbeat.
 
     Attributes:
-        status: ``OK``; ``REVOKE_PENDING``: something has to be drained, nothing new may be read; ``LEFT``.
+        status: ``OK``; ``REVOKE_PENDING``: something has to be drained, nothing new may be read; ``SYNC_METADATA``: the
+            record went backwards, take it over as it is; ``LEFT``.
         now_ms: Redis server time.
         last_event: id of the newest event; block on events beyond it.
+        round: id of the correction round that is open, or ``None``.
         holdings: ``None`` when nothing has changed since the last answer.
     """
 
-    status: Literal["OK", "REVOKE_PENDING", "LEFT"]
+    status: Status
     now_ms: int
     incarnation: int
     version: int
@@ -51,6 +57,7 @@ class HeartbeatReply:
     timings: Timings
     last_event: str
     holdings: Holdings | None
+    round: str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -83,10 +90,12 @@ def heartbeat(keys: GroupKeys, request: HeartbeatRequest) -> Command[HeartbeatRe
             "leaving": int(request.leaving),
             "owned": format_held(request.owned),
             "revoked": format_held(request.revoked),
+            "round": request.round or "-",
+            "not_held": format_held(request.not_held),
             "refused": [number for refusal in request.refused for number in refusal],
         },
         _heartbeat_reply,
-        accept=("OK", "REVOKE_PENDING", "LEFT"),
+        accept=get_args(Status),
         stream=keys.stream,
         group=keys.group,
         member=request.member,
@@ -96,7 +105,7 @@ def heartbeat(keys: GroupKeys, request: HeartbeatRequest) -> Command[HeartbeatRe
 def _heartbeat_reply(answer: list[Any]) -> HeartbeatReply:
     now, incarnation, version, group_epoch, assignment_epoch, epoch, beat, lease, rebalance = map(int, answer[1:10])
     return HeartbeatReply(
-        status=cast(Literal["OK", "REVOKE_PENDING", "LEFT"], text(answer[0])),
+        status=cast(Status, text(answer[0])),
         now_ms=now,
         incarnation=incarnation,
         version=version,
@@ -105,12 +114,13 @@ def _heartbeat_reply(answer: list[Any]) -> HeartbeatReply:
         epoch=epoch,
         timings=timings_of(beat, lease, rebalance),
         last_event=text(answer[10]),
+        round=None if answer[11] in (b"-", "-") else text(answer[11]),
         holdings=None
-        if len(answer) == 11
+        if len(answer) == 12
         else Holdings(
-            assigned=parse_held(text(answer[11])),
-            revoking=parse_held(text(answer[12])),
-            pending=parse_set(text(answer[13])),
+            assigned=parse_held(text(answer[12])),
+            revoking=parse_held(text(answer[13])),
+            pending=parse_set(text(answer[14])),
         ),
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 from .. import keys as redis_keys
 from ..errors import CorruptMetadataError
 from ..keys import GroupKeys
-from ..models import GroupView, MemberView, ShardView, Timings
+from ..models import GroupView, MemberView, RoundView, ShardView, Timings
 from .base import PROTOCOL, Command, call, flat, parse_held, parse_set, text, timings_of
 
 
@@ -140,9 +140,22 @@ def _group_view(answer: list[Any]) -> GroupView:
             now_ms=now_ms,
             members=dict(sorted(members.items())),
             shards=dict(sorted(shards.items())),
+            round=_round_view(fields["round"]),
+            frozen_ms=None if fields["frozen"] == "-" else int(fields["frozen"]),
+            protocol=(int(fields["protocol_min"]), int(fields["protocol_max"])),
         )
     except (KeyError, ValueError) as error:
         raise CorruptMetadataError(f"the metadata cannot be read: {error!r}") from error
+
+
+def _round_view(value: str) -> RoundView | None:
+    kind, _, rest = value.partition(" ")
+    if kind != "open":
+        return None
+    parts = dict(part.partition("=")[::2] for part in rest.split())
+    waits = parts["waits"].split(",") if parts["waits"] != "-" else ()
+    opened_ms, due_ms = int(parts["opened_ms"]), int(parts["due_ms"])
+    return RoundView(parts["id"], opened_ms, due_ms, frozenset(waits), parts["strangers"] == "1")
 
 
 def _member_view(member: str, parts: Mapping[str, str], deadline_ms: int | None, now_ms: int) -> MemberView:

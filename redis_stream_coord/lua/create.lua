@@ -33,7 +33,7 @@ local incarnation = int(math.max(arg.incarnation, clock.now_us()))
 local record = { schema = header.SCHEMA, stream = arg.stream, group = arg.group, protocol_min = int(arg.protocol),
   protocol_max = int(arg.protocol), incarnation = incarnation, heartbeat_ms = int(arg.heartbeat_ms), lease_ms =
   int(arg.lease_ms), rebalance_ms = int(arg.rebalance_ms), shard_count = int(arg.shards), version = '1',
-  next_due_ms = '9007199254740991' }
+  next_due_ms = '9007199254740991', round = '-', frozen = '-' }
 for _, name in ipairs(group.NUMBERS) do record[name] = record[name] or '0' end
 for name, value in pairs(record) do redis.call('HSET', key.metadata, name, value) end
 for index = 0, arg.shards - 1 do

@@ -5,8 +5,10 @@
 -- @include int
 -- @include events
 -- @include group
+-- @include round
 -- @include leases
 -- @include rebalance
+-- @include correction
 -- @include membership
 -- @key metadata
 -- @key leases
@@ -23,9 +25,12 @@
 -- @arg leaving integer          1: drain everything and go
 -- @arg owned string             shard:token,...  what the member believes to own, or -
 -- @arg revoked string           shard:token,...  what it has drained, or -
--- @arg refused list             shard, token, fence token of each claim that was refused
--- @returns OK | REVOKE_PENDING | LEFT, now, incarnation, version, group epoch, assignment epoch, member epoch,
---   heartbeat ms, lease ms, rebalance ms, id of the last event; then, unless unchanged: assigned, revoking, pending
+-- @arg round string           id of the correction round that the member knows of, or -
+-- @arg not_held string         shard:token,...  in a round: what the record gives it and it does not have, or -
+-- @arg refused list           shard, token, and what refused its claim; see `claim_refused`
+-- @returns OK | REVOKE_PENDING | SYNC_METADATA | LEFT, now, incarnation, version, group epoch, assignment epoch, member
+--   epoch, heartbeat ms, lease ms, rebalance ms, id of the last event, id of the open correction round or -; then,
+--   unless unchanged: assigned, revoking, pending
 -- @error FENCED_MEMBER_EPOCH
 local now = clock.now_ms()
 local g = group.open(key.metadata)
@@ -36,20 +41,22 @@ local last_event = events.last_id(key.events)
 local owned, revoked = group.parse_held(arg.owned), group.parse_held(arg.revoked)
 local live, log = leases.look(key.leases, g, now), rebalance.journal()
 
-local me, wrong, joined
+local me, joined, status
 if arg.epoch == 0 then
   me, joined = membership.join(g, log, arg, now)
 else
-  me, wrong = membership.check_session(g, arg, owned)
+  me = membership.check_session(g, log, live, key.events, arg, now)
 end
-if wrong then
+local wrong = arg.epoch > 0 and membership.not_held(me, owned)
+if wrong and not g.round.open then
   events.add(key.events, 'ownership_violation', { 'member', me.id, 'shard', int(wrong), 'token', int(owned[wrong]) })
   refuse('FENCED_MEMBER_EPOCH', 'believes to own shard ' .. int(wrong) .. ' under token ' .. int(owned[wrong]))
 end
 
 local function answer(status, full)
   local reply = { status, int(now), int(g.incarnation), int(g.version), int(g.group_epoch), int(g.assignment_epoch),
-    int(me.epoch), int(g.heartbeat_ms), int(g.lease_ms), int(g.rebalance_ms), last_event }
+    int(me.epoch), int(g.heartbeat_ms), int(g.lease_ms), int(g.rebalance_ms), last_event,
+    g.round.open and g.round.id or '-' }
   if full then
     for _, list in ipairs({ me.assigned, me.revoking, me.pending }) do reply[#reply + 1] = group.format_list(list) end
   end
@@ -68,17 +75,19 @@ for i = 1, #arg.refused, 3 do
   membership.claim_refused(g, log, me, tonumber(arg.refused[i]), tonumber(arg.refused[i + 1]),
     tonumber(arg.refused[i + 2]), now)
 end
-if me.state == 'leaving' and not next(me.assigned) and not next(me.revoking) then
+if g.round.open and arg.epoch > 0 then status = correction.take(g, log, me, arg, owned, wrong) end
+if me.state == 'leaving' and not next(me.assigned) and not next(me.revoking) and not (g.round.open and next(owned)) then
   rebalance.remove(g, log, live, me, 'member_left', now)
 end
-if overdue or g.group_epoch > g.assignment_epoch then
+if overdue or round.over(g.round, g.lease_ms, now) or (g.group_epoch > g.assignment_epoch and not g.round.open) then
   group.complete(g)
   leases.settle(live, g, now)
   rebalance.housekeep(g, log, live, now)
 end
 
 local unchanged = arg.epoch == me.epoch and not me.changed and not next(me.revoking) and arg.owned == me.listed
-if me.changed and (arg.epoch == me.epoch or joined) then
+  and arg.round == '-' and not g.round.open
+if me.changed and (arg.epoch == me.epoch or joined) and not (g.round.open and status == 'SYNC_METADATA') then
   -- At epoch - 1 the last reply was lost, and a repeated join may be a late copy: one step at a time.
   if not joined then me.epoch = me.epoch + 1 end
   me.changed, me.dirty = false, true
@@ -86,8 +95,8 @@ end
 group.save(g)
 leases.save(live)
 log.wake[me.id] = nil
-local wake = {}
-for id in pairs(log.wake) do wake[#wake + 1] = id end
+local wake = { log.wake_all and '*' or nil }
+for id in pairs(log.wake_all and {} or log.wake) do wake[#wake + 1] = id end
 for i, event in ipairs(log.events) do
   events.add(key.events, event.type, event.fields, i == #log.events and wake or nil)
 end
@@ -95,4 +104,5 @@ if not g.members[me.id] then
   -- Gone by its own wish, or fenced just now because it did not drain in time.
   return me.state == 'leaving' and answer('LEFT', false) or { 'UNKNOWN_MEMBER_ID', 'rebalance timeout' }
 end
+if g.round.open then return answer(status or 'REVOKE_PENDING', true) end
 return answer(next(me.revoking) and 'REVOKE_PENDING' or 'OK', not unchanged)

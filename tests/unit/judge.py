@@ -27,7 +27,11 @@ class Judge:
         self.excused: set[str] = set()
         # Sessions that are over. A copy of its join that comes late may begin one anew, as a member without a process.
         self.ended: set[str] = set()
+        # Sessions that have not heard of the record since it went backwards.
+        self.stale: set[str] = set()
+        self.restores = 0
         self._epochs: dict[str, int] = {}
+        self._granted: dict[int, int] = {}
         self._claimed: dict[int, tuple[int, str]] = {}
 
     # --- commands -----------------------------------------------------------------------------------------------------
@@ -42,7 +46,7 @@ class Judge:
             outcome = error
         self.view = after = self.group.view()
         self.ended |= _nonces(before) - _nonces(after)
-        assert after.violations() == []
+        assert after.violations() == [], after.violations()
         self._check_growth(before, after)
         self._check_inputs(before, after, request)
         if isinstance(outcome, CoordError):
@@ -96,6 +100,19 @@ class Judge:
         self.group.client.delete(self.group.keys.leases)
         self.view = self.group.view()
 
+    def went_back(self, sessions: set[str], *, fences: bool) -> None:
+        """The record was restored from a copy, and perhaps the fences were too. Tokens stay used for ever."""
+        self.view = self.group.view()
+        self.stale |= sessions
+        self.ended -= _nonces(self.view)
+        self.restores += 1
+        self._epochs.clear()
+        if fences:
+            stored = {shard: self.group.client.hgetall(self.group.keys.fence(shard)) for shard in self.view.shards}
+            self._claimed = {
+                shard: (int(fence[b"token"]), fence[b"nonce"].decode()) for shard, fence in stored.items() if fence
+            }
+
     # --- invariants ---------------------------------------------------------------------------------------------------
 
     def check_believers(self, sessions: Iterable[Session]) -> None:
@@ -103,7 +120,7 @@ class Judge:
         now = self.group.clock.seconds
         believers: dict[int, str] = {}
         for session in sessions:
-            if session.nonce in self.excused:
+            if session.nonce in self.excused or session.nonce in self.stale:
                 continue
             for shard, token in session.held().items():
                 if session.owns(Held(shard, token), now):
@@ -126,6 +143,10 @@ class Judge:
 
     def _check_inputs(self, before: GroupView, after: GroupView, request: HeartbeatRequest) -> None:
         """Every input of the assignment bumps the group epoch; without one nothing is bumped and no target moves."""
+        if before.round is not None and after.round is None:
+            assert after.group_epoch > before.group_epoch, "a round was closed without a new group epoch"
+            assert after.assignment_epoch == after.group_epoch
+            return
         in_and_out = request.epoch == 0 and request.leaving  # joined and gone in one step
         surrendered = any(fence_token == 0 for _, _, fence_token in request.refused)
         same = _inputs(before) == _inputs(after)
@@ -133,12 +154,14 @@ class Judge:
             assert after.group_epoch == before.group_epoch, "the group epoch grew without an input"
         if not same:
             assert after.group_epoch > before.group_epoch, "an input changed without a new group epoch"
-        assert after.assignment_epoch == after.group_epoch
+        assert after.assignment_epoch == after.group_epoch or after.round is not None
         if after.assignment_epoch == before.assignment_epoch:
             assert _targets(after) == _targets(before), "the target changed within an assignment epoch"
 
     def _check_grants(self, after: GroupView, now_ms: int) -> None:
         """Nobody waits for a shard that is free: housekeeping may not come by for a long time."""
+        if after.round is not None:
+            return
         for shard in after.shards.values():
             target = after.members.get(shard.target or "")
             ready = target is not None and target.state == "active" and not target.revoking
@@ -160,7 +183,10 @@ class Judge:
         timed_out = mine is not None and _overdue(before, mine, now_ms)
         if error.word == "UNKNOWN_MEMBER_ID" and timed_out:
             return  # fenced in this very heartbeat
-        assert after.version == before.version, f"a refusal changed the record: {error}"
+        heard_of_a_stranger = before.round is not None and before.round != after.round
+        assert after.version == before.version or heard_of_a_stranger, f"a refusal changed the record: {error}"
+        if request.nonce in self.stale:
+            return
         if not fresh:
             return
         if request.epoch == 0:
@@ -184,6 +210,9 @@ class Judge:
         now_ms: int,
     ) -> None:
         assert new.token >= old.token, f"the token of shard {old.index} went backwards"
+        if new.token != old.token:
+            assert after.round is None, f"shard {old.index} was granted in a correction round"
+            assert self._granted.setdefault(new.token, old.index) == old.index, f"token {new.token} was given twice"
         if new.token == old.token and new.holder is not None:
             assert new.holder == old.holder, f"shard {old.index} changed hands under one token"
         if old.holder is None or (new.holder, new.token) == (old.holder, old.token):
@@ -198,9 +227,13 @@ class Judge:
         expired = gone and holder.lease_remaining_ms is not None and _deadline(before, holder) <= now_ms
         fenced = gone and _overdue(before, holder, now_ms)
         replaced = request.member == holder.id and request.epoch == 0 and request.replaces == holder.nonce
+        if before.round is not None and holder.id in before.round.waits_for:
+            fenced = fenced or (gone and before.round.due_ms <= now_ms)
+        # In the heartbeat of its report a round may have been opened, too.
+        not_held = spoke and this in request.not_held
         if fenced or replaced:
             self.excused.add(holder.nonce)
-        assert reported or refused or expired or fenced or replaced, (
+        assert reported or refused or expired or fenced or replaced or not_held, (
             f"shard {old.index} was taken from {holder.id} (token {old.token}, {old.state}) by {request}"
         )
 

@@ -21,7 +21,7 @@ LIBRARY_LINES = 240
 _FORBIDDEN = r"\b(cjson|cmsgpack|struct|bit)\s*\.|sha1hex|replicate_commands|setresp|^#!"
 
 # Words in capitals that are no refusal: answers, and what scripts say to Redis outside of a call or look for in it.
-_ANSWERS = {"OK", "REVOKE_PENDING", "LEFT", "DUPLICATE"}
+_ANSWERS = {"OK", "REVOKE_PENDING", "SYNC_METADATA", "LEFT", "DUPLICATE"}
 _OF_REDIS = {"JUSTID", "NOGROUP", "BUSYGROUP", "GROUP"}
 
 # Which arguments of a Redis command are keys, counted from the command; `None`: the one after STREAMS.

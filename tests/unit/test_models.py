@@ -184,7 +184,7 @@ def test_a_view_while_members_leave_has_no_violations() -> None:
             [member("a", 0, 1, 2), member("b")],
             [shard(0, "a"), shard(1, "a"), shard(2, "a")],
             {},
-            "the target is not balanced: from 0 to 3 shards per member",
+            "the target is not balanced: 3 shards for a, and its share of weight 1 is 1.50",
         ),
     ],
 )

@@ -63,6 +63,7 @@ NAMES = [
     "RedisUnavailableError",
     "Retry",
     "RevokeProgress",
+    "RoundView",
     "Route",
     "RouteView",
     "Router",

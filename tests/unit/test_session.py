@@ -6,7 +6,7 @@ import pytest
 
 from redis_stream_coord.errors import CoordError, DuplicateMemberError
 from redis_stream_coord.models import Held, Timings
-from redis_stream_coord.session import Claim, Drain, Lost, ShardState, State
+from redis_stream_coord.session import ANOTHER_TOKEN, Claim, Drain, Lost, ShardState, State
 from tests.unit.group_words import (
     AWAY,
     CORRUPT,
@@ -266,8 +266,8 @@ def test_a_token_once_reported_as_drained_is_never_read_under_again(session: Rec
     assert session.state_of(0) is ShardState.UNCLAIMABLE
     assert session.delay(session.now) == 0
     request = session.request()
-    # The own token as fence token: no other fence is ahead, it just needs another token.
-    assert (request.owned, request.revoked, request.refused) == ([], [], [(0, 11, 11)])
+    # No other fence is ahead, it just needs another token.
+    assert (request.owned, request.revoked, request.refused) == ([], [], [(0, 11, ANOTHER_TOKEN)])
     session.claimed(S0)
     assert not session.reads(S0, session.now)
     assert session.take(request, reply(assigned={0: 21})) == [Claim(Held(0, 21))]

@@ -28,6 +28,11 @@ class Flight:
     request: HeartbeatRequest
     sent_at: float
     outcome: HeartbeatReply | CoordError | None = None
+    restores: int = 0  # at its answer
+
+    def fresh(self, judge: Judge) -> bool:
+        """Whether the answer is of the record as it is now, and not as it was before a restore."""
+        return self.restores == judge.restores
 
 
 class Process:
@@ -93,7 +98,11 @@ class World:
             self.leave: 3,
             self.change_weight: 2,
             self.lose_keys: 1,
+            self.back_up: 1,
+            self.restore: 1,
         }
+        self._backup: dict[bytes, bytes] | None = None
+        self.rolled_back = False
 
     @property
     def now(self) -> float:
@@ -146,7 +155,7 @@ class World:
             self._deliver(process.flight)
 
     def _deliver(self, flight: Flight) -> None:
-        flight.outcome = self.judge.heartbeat(flight.request, fresh=True)
+        flight.outcome, flight.restores = self.judge.heartbeat(flight.request, fresh=True), self.judge.restores
         self.say(f"answer to {flight.request.nonce}: {_short(flight.outcome)}")
         if isinstance(flight.outcome, HeartbeatReply) and self.rng.random() < 0.1:
             self.judge.repeat(flight.request, flight.outcome)
@@ -160,6 +169,8 @@ class World:
         process.flight = None
         if isinstance(flight.outcome, HeartbeatReply):
             process.apply(process.session.accepted(flight.request, flight.outcome, sent_at=flight.sent_at))
+            if flight.fresh(self.judge):
+                self.judge.stale.discard(flight.request.nonce)
         else:
             assert flight.outcome is not None
             process.apply(process.session.refused(flight.outcome, now=self.now))
@@ -299,6 +310,29 @@ class World:
             self.say(f"fence of {shard} lost")
             self.judge.lose_fence(shard)
 
+    def back_up(self) -> None:
+        """Somebody, or Redis itself, keeps a copy of everything as it is now."""
+        client = self.group.client
+        kept = {key: client.dump(key) for key in client.keys("redis-stream:coord:*") if b":published" not in key}
+        self._backup = kept
+
+    def restore(self) -> None:
+        """The record of the group is as it was at the last copy; perhaps all other keys of the library are, too."""
+        if self._backup is None:
+            return
+        client, whole = self.group.client, self.rng.random() < 0.5
+        record = self.group.keys.metadata.encode()
+        if whole:
+            client.delete(*client.keys("redis-stream:coord:*"))
+        for key, value in self._backup.items():
+            if whole or key == record:
+                client.restore(key, 0, value, replace=True)
+        self._backup, self.rolled_back = None, True
+        # It takes longer than to grant a shard.
+        self.group.clock.advance(1)
+        self.say(f"restored: {'everything' if whole else 'the record'}")
+        self.judge.went_back({process.session.nonce for process in self.processes}, fences=whole)
+
     # --- without faults -----------------------------------------------------------------------------------------------
 
     def heal(self) -> None:
@@ -317,6 +351,9 @@ class World:
             self.processes.append(Process("a", 1.0, self._draw_nonce))
         timings = self.judge.view.timings
         promised = timings.lease_seconds + timings.rebalance_seconds + 2 * timings.heartbeat_seconds
+        if self.rolled_back:
+            # How long a correction round may last: one lease for strangers, or one rebalance timeout.
+            promised += max(timings.lease_seconds, timings.rebalance_seconds) + timings.heartbeat_seconds
         began = self.now
         self.say("faults are over")
         self._live(promised, until=self.settled)

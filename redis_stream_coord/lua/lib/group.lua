@@ -7,10 +7,11 @@
 -- @include refuse
 -- @include int
 -- @include header
+-- @include round
 -- @error CORRUPT_METADATA
 -- @error GROUP_NOT_FOUND
 -- @error UNSUPPORTED_PROTOCOL
-local TEXTS = { 'schema', 'stream', 'group' }
+local TEXTS = { 'schema', 'stream', 'group', 'round', 'frozen' }
 local NUMBERS = { 'protocol_min', 'protocol_max', 'incarnation', 'version', 'group_epoch', 'assignment_epoch',
   'grant_counter', 'next_due_ms', 'heartbeat_ms', 'lease_ms', 'rebalance_ms', 'member_count', 'shard_count' }
 local MUTABLE = { 'version', 'group_epoch', 'assignment_epoch', 'grant_counter', 'next_due_ms', 'member_count' }
@@ -87,7 +88,9 @@ local function open(key)
   if not string.find(key, '{' .. g.stream .. ':' .. g.group .. '}', 1, true) then
     refuse('CORRUPT_METADATA', 'the record is of ' .. g.stream .. ' and ' .. g.group)
   end
-  g.key, g.members, g.shards, g.gone, g.stored = key, {}, {}, {}, {}
+  if g.frozen ~= '-' and not string.match(g.frozen, '^%d+$') then refuse('CORRUPT_METADATA', 'frozen') end
+  g.round, g.frozen = round.parse(g.round) or refuse('CORRUPT_METADATA', 'round'), tonumber(g.frozen) or false
+  g.key, g.members, g.shards, g.gone, g.stored = key, {}, {}, {}, { frozen = g.frozen }
   for _, name in ipairs(MUTABLE) do g.stored[name] = g[name] end
   return g
 end
@@ -179,6 +182,14 @@ local function save(g)
       out[#out + 1] = 'shard:' .. int(index)
       out[#out + 1] = format_shard(s)
     end
+  end
+  if g.round.dirty then
+    out[#out + 1] = 'round'
+    out[#out + 1] = round.format(g.round)
+  end
+  if g.frozen ~= g.stored.frozen then
+    out[#out + 1] = 'frozen'
+    out[#out + 1] = g.frozen and int(g.frozen) or '-'
   end
   local changed = #out > 0 or next(g.gone)
   for _, name in ipairs(MUTABLE) do changed = changed or g[name] ~= g.stored[name] end

@@ -2,7 +2,9 @@
 -- @include refuse
 -- @include int
 -- @include group
+-- @include round
 -- @include rebalance
+-- @include correction
 -- @error FENCED_MEMBER_EPOCH
 -- @error METADATA_REGRESSION
 -- @error SESSION_EXISTS
@@ -25,33 +27,42 @@ local function not_held(m, owned)
   end
 end
 
--- Check a heartbeat of a running session. Parameters: g; arg of the heartbeat; owned: shard -> token.
--- Returns: the member, and the shard that it wrongly believes to own, if any.
-local function check_session(g, arg, owned)
+-- Check a heartbeat of a running session, and open a correction round if it has seen more than the record knows.
+-- Parameters: g; log; held_leases; key of the events; arg of the heartbeat; now.
+-- Returns: the member.
+local function check_session(g, log, held_leases, events_key, arg, now)
   local m = group.member(g, arg.member)
-  if not m then refuse('UNKNOWN_MEMBER_ID', arg.member) end
-  if m.nonce ~= arg.nonce then refuse('FENCED_MEMBER_EPOCH', 'replaced by another session of the same member id') end
-  if arg.version > g.version or arg.assignment_epoch > g.assignment_epoch or arg.epoch > m.epoch then
-    refuse('METADATA_REGRESSION', 'stored version ' .. int(g.version) .. ', assignment epoch '
-      .. int(g.assignment_epoch) .. ', member epoch ' .. int(m.epoch) .. '; seen ' .. int(arg.version) .. ', '
-      .. int(arg.assignment_epoch) .. ', ' .. int(arg.epoch))
+  if not m then refuse('UNKNOWN_MEMBER_ID', arg.member .. correction.stranger(g, events_key, arg)) end
+  if m.nonce ~= arg.nonce then
+    local seen = correction.stranger(g, events_key, arg)
+    refuse('FENCED_MEMBER_EPOCH', 'replaced by another session of the same member id' .. seen)
   end
-  if arg.epoch < m.epoch - 1 then refuse('FENCED_MEMBER_EPOCH', 'stored member epoch ' .. int(m.epoch)) end
-  return m, not_held(m, owned)
+  if correction.witnessed(g, m, arg) then correction.open(g, log, held_leases, m, arg, now) end
+  -- In a round it takes the stored epoch over with the answer.
+  if not g.round.open and arg.epoch < m.epoch - 1 then
+    refuse('FENCED_MEMBER_EPOCH', 'stored member epoch ' .. int(m.epoch))
+  end
+  return m
 end
 
 -- A new session takes the place of an old one of the same member: assigned shards stay its own under new tokens, so
--- that the old process is fenced and nothing moves; revoking ones are free.
+-- that the old process is fenced and nothing moves; revoking ones are free. In a correction round all are: what the old
+-- session had in hand is unknown.
 local function replace(g, log, m, now)
-  for index in pairs(m.assigned) do
+  local given_up = { m.revoking }
+  if g.round.open then given_up[2] = m.assigned end
+  round.settle(g.round, m.id)
+  for index in pairs(g.round.open and {} or m.assigned) do
     local s = group.shard(g, index)
-    g.grant_counter = g.grant_counter + 1
-    s.token, s.dirty, m.assigned[index] = g.grant_counter, true, g.grant_counter
+    s.token, s.dirty = rebalance.draw(g), true
+    m.assigned[index] = s.token
   end
-  for index in pairs(m.revoking) do
-    local s = group.shard(g, index)
-    rebalance.free(g, s)
-    rebalance.grant(g, log, s, now)
+  for _, held in ipairs(given_up) do
+    for index in pairs(held) do
+      local s = group.shard(g, index)
+      rebalance.free(g, s)
+      rebalance.grant(g, log, s, now)
+    end
   end
   -- What was held back until the old session had drained.
   rebalance.grant_pending(g, log, m, now)
@@ -89,18 +100,39 @@ local function leave(g, log, m, now)
   for _, index in ipairs(order) do rebalance.revoke(g, log, group.shard(g, index), now) end
 end
 
--- Choose who gets a shard whose holder has a stuck handler: the active member with the fewest shards, other than the
--- holder. To stay balanced it gives one of its own in exchange if it had as many. Needs the complete group.
-local function reassign(g, log, m, s, now)
-  local counts, heir = {}, nil
-  for _, other in pairs(g.shards) do
-    if other.target then counts[other.target] = (counts[other.target] or 0) + 1 end
+-- Of each active member: how many shards it is meant for, how many its weight gives it at least, room for one more.
+local function shares(g)
+  local found, total = {}, 0
+  for id, m in pairs(g.members) do
+    if m and m.state == 'active' then found[id], total = { count = 0, weight = m.weight }, total + m.weight end
   end
-  for id, other in pairs(g.members) do
-    if other and id ~= m.id and other.state == 'active' then
-      local count, least = counts[id] or 0, heir and (counts[heir] or 0)
-      if not heir or count < least or (count == least and id < heir) then heir = id end
-    end
+  for _, s in pairs(g.shards) do
+    if found[s.target] then found[s.target].count = found[s.target].count + 1 end
+  end
+  for _, share in pairs(found) do
+    local product = #g.order * share.weight
+    share.floor = (product - product % total) / total
+    share.room = share.count < share.floor + (product % total > 0 and 1 or 0)
+  end
+  return found
+end
+
+-- Choose who gets a shard whose holder has a stuck handler: the active member with the least load for its weight, other
+-- than the holder. It gives one of its own in exchange where the target would not be balanced otherwise. Needs the
+-- complete group.
+local function reassign(g, log, m, s, now)
+  local by_id, heir = shares(g), nil
+  local spare = not by_id[m.id] or by_id[m.id].count > by_id[m.id].floor
+  local function less(a, b)
+    local one, other = by_id[a], by_id[b]
+    if spare and one.room ~= other.room then return one.room end
+    local here, there = one.count * other.weight, other.count * one.weight
+    if here ~= there then return here < there end
+    return a < b
+  end
+  for id, share in pairs(by_id) do
+    local able = (spare and share.room) or share.count > 0
+    if id ~= m.id and able and (not heir or less(id, heir)) then heir = id end
   end
   if not heir then return end
   local in_step = g.assignment_epoch == g.group_epoch
@@ -115,31 +147,36 @@ local function reassign(g, log, m, s, now)
       if not swap or (mine and (swap.holder ~= heir or other.token < swap.token)) then swap = other end
     end
   end
-  if swap and (counts[heir] or 0) >= (counts[m.id] or 0) then rebalance.aim(g, log, swap, m.id, now) end
+  if swap and by_id[m.id] and not (spare and by_id[heir].room) then rebalance.aim(g, log, swap, m.id, now) end
   -- If something else has changed too, the whole target is computed anew right after.
   if in_step then g.assignment_epoch = g.group_epoch end
 end
 
 -- The member cannot use a grant. Either the shard's fence is ahead of it: the counter was lost in a failover. It jumps
--- ahead, and the shard is granted anew one lease later, when the fence's holder has noticed or expired. Or the member
--- has reported this very token as drained (`fence_token` is the token itself), and only needs another one. Or its
--- handler is stuck (`fence_token` is 0): somebody else shall have the shard, or itself one lease later if it is alone.
+-- ahead, and the shard is granted anew one lease later, when the fence's holder has noticed or expired. Or nobody has
+-- it (`fence_token` is -1): the member has reported this very token as drained, or the group was moved on the shard; it
+-- only needs another one. Or its handler is stuck (0): somebody else shall have the shard, or itself one lease later if
+-- it is alone.
 local function claim_refused(g, log, m, index, token, fence_token, now)
   if m.assigned[index] ~= token then return end
   local s = group.shard(g, index)
-  g.grant_counter = math.max(g.grant_counter, fence_token)
-  if fence_token == 0 then reassign(g, log, m, s, now) end
+  if fence_token > g.grant_counter then
+    rebalance.note(log, 'metadata_regression', { 'witness', 'fence', 'shard', int(index), 'grant_counter',
+      int(g.grant_counter), 'fence_token', int(fence_token) })
+    g.grant_counter = fence_token
+  end
+  if fence_token == 0 and not g.round.open then reassign(g, log, m, s, now) end
   local alone = fence_token == 0 and s.target == m.id
   if s.target == m.id then m.pending[index] = true end
-  rebalance.free(g, s, (alone or fence_token > token) and now + g.lease_ms or 0)
+  rebalance.free(g, s, (alone or fence_token >= token) and now + g.lease_ms or 0)
   rebalance.changed(log, m)
   rebalance.note(log, 'claim_refused', { 'shard', int(index), 'member', m.id, 'token', int(token), 'fence_token',
     int(fence_token) })
   rebalance.grant(g, log, s, now)
-  if fence_token > 0 then return end
+  if fence_token ~= 0 then return end
   -- The exchange may have ended a drain that others waited for, or have aimed at a shard that is free.
   for _, other in ipairs(g.order) do rebalance.grant(g, log, g.shards[other], now) end
 end
 
-return { check_incarnation = check_incarnation, check_session = check_session, join = join, leave = leave,
-  claim_refused = claim_refused }
+return { check_incarnation = check_incarnation, check_session = check_session, not_held = not_held, join = join,
+  leave = leave, claim_refused = claim_refused }

@@ -1,6 +1,8 @@
 -- What changes who owns what. Every function works on the loaded group and writes nothing; `group.save` does.
 -- @include assignor
 -- @include group
+-- @include round
+-- @include clock
 -- @include int
 -- @include leases
 
@@ -28,12 +30,21 @@ local function free(g, s, hold_until)
   if s.hold_until_ms > 0 then g.next_due_ms = math.min(g.next_due_ms, s.hold_until_ms) end
 end
 
--- Give a free shard to its target, under a new token. A member that still drains something gets nothing new.
+-- The next token. Never below the server's clock: if the counter itself goes back, because Redis was restored and
+-- nobody is left who could tell, a token of the time that was lost is not given a second time.
+local function draw(g)
+  g.now_us = g.now_us or clock.now_us()
+  g.grant_counter = math.max(g.grant_counter + 1, g.now_us)
+  return g.grant_counter
+end
+
+-- Give a free shard to its target, under a new token. A member that still drains something gets nothing new, and nobody
+-- does while a correction round is open or an operator has frozen the group.
 local function grant(g, log, s, now)
+  if g.round.open or g.frozen then return end
   local m = s.state == 'free' and s.target and s.hold_until_ms <= now and group.member(g, s.target)
   if not m or m.state ~= 'active' or next(m.revoking) then return end
-  g.grant_counter = g.grant_counter + 1
-  s.holder, s.state, s.token, s.hold_until_ms, s.dirty = m.id, 'assigned', g.grant_counter, 0, true
+  s.holder, s.state, s.token, s.hold_until_ms, s.dirty = m.id, 'assigned', draw(g), 0, true
   m.assigned[s.index], m.pending[s.index] = s.token, nil
   changed(log, m)
   note(log, 'shard_granted', { 'shard', int(s.index), 'member', m.id, 'token', int(s.token) })
@@ -100,6 +111,7 @@ local function remove(g, log, held_leases, m, type, now)
   note(log, type, { 'member', m.id, 'shards', table.concat(order, ',') })
   g.members[m.id], g.gone[m.id], g.member_count = false, true, g.member_count - 1
   leases.drop(held_leases, m.id)
+  round.settle(g.round, m.id)
   for _, index in ipairs(order) do
     local s = group.shard(g, index)
     free(g, s)
@@ -145,6 +157,24 @@ local function retarget(g, log, now)
     'moved', int(moved) })
 end
 
+-- Bring an open correction round to its end: who has not come into step in time is fenced; then the target is computed
+-- anew, whatever it was. Needs the complete group.
+local function correct(g, log, held_leases, now)
+  if not g.round.open then return end
+  local late = {}
+  for id in pairs(g.round.waits) do
+    -- Of a member that is not there any more nobody has to wait for an answer either.
+    if not g.members[id] then round.settle(g.round, id) end
+    if g.members[id] and g.round.due_ms <= now then late[#late + 1] = id end
+  end
+  table.sort(late)
+  for _, id in ipairs(late) do remove(g, log, held_leases, g.members[id], 'member_fenced', now) end
+  if not round.over(g.round, g.lease_ms, now) then return end
+  note(log, 'correction_round_closed', { 'round', g.round.id, 'took_ms', int(now - g.round.opened_ms) })
+  g.round = { open = false, id = g.round.id, dirty = true }
+  g.group_epoch, log.wake_all = g.group_epoch + 1, true
+end
+
 -- Everything that time brings about. Needs the complete group; leaves `next_due_ms` exact.
 local function housekeep(g, log, held_leases, now)
   for _, id in ipairs(held_leases.expired) do
@@ -161,8 +191,9 @@ local function housekeep(g, log, held_leases, now)
       remove(g, log, held_leases, g.members[s.holder], 'member_fenced', now)
     end
   end
-  if g.group_epoch > g.assignment_epoch then retarget(g, log, now) end
-  g.next_due_ms = 9007199254740991
+  correct(g, log, held_leases, now)
+  if g.group_epoch > g.assignment_epoch and not g.round.open then retarget(g, log, now) end
+  g.next_due_ms = g.round.open and g.round.due_ms or 9007199254740991
   for _, index in ipairs(g.order) do
     local s = g.shards[index]
     if s.hold_until_ms > 0 and s.hold_until_ms <= now then s.hold_until_ms, s.dirty = 0, true end
@@ -172,5 +203,5 @@ local function housekeep(g, log, held_leases, now)
   end
 end
 
-return { journal = journal, note = note, changed = changed, aim = aim, free = free, grant = grant,
+return { journal = journal, note = note, changed = changed, draw = draw, aim = aim, free = free, grant = grant,
   grant_pending = grant_pending, revoke = revoke, revoked = revoked, remove = remove, housekeep = housekeep }
