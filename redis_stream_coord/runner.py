@@ -19,7 +19,7 @@ import redis.backoff
 import redis.exceptions
 import tenacity
 
-from . import telemetry
+from . import acl, telemetry
 from .commands import Command, Pause, Saga, Together
 from .errors import CoordError, CorruptMetadataError, LifecycleError, PermissionDeniedError, RedisUnavailableError
 from .settings import RedisSettings
@@ -47,12 +47,13 @@ _TRANSIENT_WORDS = ("OOM", "MISCONF", "NOREPLICAS", "MASTERDOWN", "LOADING", "BU
 _TOGETHER = 64
 
 
-def translate(error: Exception, name: str) -> CoordError:
+def translate(error: Exception, name: str, command: Command[Any] | None = None) -> CoordError:
     """Make an exception of this library of one of redis-py.
 
     Parameters:
         error: what redis-py raised.
         name: of the command, for the message.
+        command: itself; if Redis refused it for want of a right, the message names the missing ACL rule.
     """
     text = str(error)
     if isinstance(error, redis.exceptions.AuthenticationError) or text.startswith(("WRONGPASS", "NOAUTH")):
@@ -64,7 +65,7 @@ def translate(error: Exception, name: str) -> CoordError:
     if isinstance(error, redis.exceptions.NoPermissionError) or "NOPERM" in text[:60] or in_script:
         return PermissionDeniedError(
             f"Redis refused {name}: {text}",
-            hint="The Redis user lacks this right; ACL LOG names it, and the ACL page of the docs lists all.",
+            hint=_missing_right(text, command),
         )
     if isinstance(error, _TRANSIENT) or text.startswith(_TRANSIENT_WORDS):
         return RedisUnavailableError(f"{name} got no answer from Redis: {type(error).__name__}: {text}")
@@ -74,6 +75,16 @@ def translate(error: Exception, name: str) -> CoordError:
             hint="Something else wrote to the library's keys.",
         )
     return CoordError(f"{name} failed: {type(error).__name__}: {text}")
+
+
+def _missing_right(text: str, command: Command[Any] | None) -> str:
+    every = "`redis-stream-coord acl ROLE` prints all rules of a role"
+    if command is None:
+        return f"The Redis user lacks this right; ACL LOG names it, and {every}."
+    script = None if command.script is None else command.script.name
+    sent = command.name if script is None else "EVALSHA"
+    rule = acl.missing(text, command=sent, keys=command.keys, script=script)
+    return f"The Redis user lacks the rule {rule}; {every}."
 
 
 def check_process(pid: int) -> None:
@@ -100,7 +111,7 @@ def _outcome(command: Command[T], answer: Any) -> T | CoordError:
     if isinstance(answer, CoordError):
         return answer
     if isinstance(answer, Exception):
-        return translate(answer, command.name)
+        return translate(answer, command.name, command)
     try:
         return command.parse(answer)
     except CoordError as error:
@@ -303,7 +314,7 @@ class SyncRunner:
             raise
         except Exception as error:
             self._after(error)
-            raise translate(error, command.name) from error
+            raise translate(error, command.name, command) from error
         return command.parse(answer)
 
     def _send(self, command: Command[Any]) -> Any:
@@ -414,7 +425,7 @@ class AsyncRunner:
                 # Not under another command: it would connect anew, for a client that nobody closes any more.
                 async with self._lock:
                     await self._disconnect()
-            raise translate(error, command.name) from error
+            raise translate(error, command.name, command) from error
         return command.parse(answer)
 
     async def _connected(self) -> Any:
