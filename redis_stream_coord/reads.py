@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -77,10 +76,10 @@ class Reads:
         return StreamKeys(stream, self.settings.key_prefix)
 
     def health(self) -> Saga[SystemHealth]:
-        began = time.monotonic()
+        began = self.settings.machine.clock()
         try:
             yield commands.ping()
-            latency_ms = (time.monotonic() - began) * 1000
+            latency_ms = (self.settings.machine.clock() - began) * 1000
             names: list[tuple[str, str]] = yield commands.groups(self.settings.key_prefix)
         except RedisUnavailableError as error:
             return SystemHealth(status="UNAVAILABLE", problems=(str(error),), latency_ms=None, groups=())
