@@ -36,13 +36,35 @@ _CLUSTER = ("CLUSTER|SLOTS", "COMMAND")
 # publishes.
 _SCRIPTS: Mapping[Role, frozenset[str]] = MappingProxyType(
     {
-        "READ": frozenset(["describe", "inspect", "layout", "pending"]),
+        "READ": frozenset(["describe", "evidence", "inspect", "layout", "pending", "resharding"]),
         "MEMBER": frozenset(["ack", "claim", "heard", "heartbeat", "layout", "note_deliveries", "read", "trim"]),
         "PRODUCER": frozenset(["layout", "publish"]),
     }
 )
-
 _DATA_PLANE = (_SCRIPTS["MEMBER"] | _SCRIPTS["PRODUCER"]) - {"layout"}
+
+# How a member carries a resharding on, for all groups of its stream. What begins one and takes it back writes the audit
+# log, and so is not among them.
+_DUTIES = frozenset(
+    [
+        "abandon",
+        "advance",
+        "close",
+        "decide",
+        "evidence",
+        "mark",
+        "note_cuts",
+        "open",
+        "pass",
+        "provision",
+        "readable",
+        "rebuild",
+        "resharding",
+        "settle",
+    ]
+)
+
+_OF_DUTIES = ("record", "route")
 
 # Plain commands that are sent beside the scripts.
 _PLAIN: Mapping[Role, frozenset[str]] = MappingProxyType(
@@ -64,6 +86,8 @@ _WRITABLE: Mapping[Role, Mapping[str, frozenset[str]]] = MappingProxyType(
             {
                 "metadata": _HASH,
                 "fence": _HASH,
+                "record": _HASH,
+                "route": _HASH,
                 "leases": _SORTED,
                 "events": _APPEND,
                 "stream": _CONSUME,
@@ -89,6 +113,7 @@ def rules(
     selectors: bool = True,
     cluster: bool = False,
     dead_letters: Sequence[str] = (),
+    duties: bool = True,
 ) -> tuple[str, ...]:
     """Return the ACL rules of a role, for ``ACL SETUSER <user> <rules>`` or an ACL file.
 
@@ -101,6 +126,9 @@ def rules(
         selectors: the server knows selectors (Redis 7 and later, Valkey). Without them a role may use each of its
             commands on each of its keys: a MEMBER could append to shards, a PRODUCER could open and close routes.
         cluster: also what a client of a Cluster asks for.
+        duties: a ``MEMBER`` carries reshardings on, as any does: it may write the stream's record and routes, and the
+            records, events and fences of the stream's other groups. Without, it touches only its own group, and an
+            administrator has to see each resharding through.
         dead_letters: streams that a ``MEMBER`` appends what it gave up to (see `DeadLetter`).
 
     Returns:
@@ -111,15 +139,17 @@ def rules(
     """
     if role not in ROLES:
         raise ConfigError(f"role={role!r} must be one of {', '.join(ROLES)}")
-    patterns = _patterns(role, stream, group, prefix)
+    duties = duties and role == "MEMBER"
+    patterns = _patterns(role, stream, group, prefix, duties=duties)
     dead = [_escape(name) for name in dead_letters] if role == "MEMBER" else []
-    wanted = commands_of(role)
+    wanted = commands_of(role, duties=duties)
     connection = (*_CONNECTION, *(_CLUSTER if cluster else ()), "EVALSHA", "EVAL")
     writable = _WRITABLE.get(role)
     if not selectors or writable is None:
         return (*_BEGIN, *_keys([*patterns.values(), *dead]), *_allowed([*connection, *wanted]))
     plain = [command for command in wanted if command not in _WRITES]
-    selected = [(patterns[name], [c for c in wanted if c in allowed]) for name, allowed in writable.items()]
+    own = {name: allowed for name, allowed in writable.items() if duties or name not in _OF_DUTIES}
+    selected = [(patterns[name], [c for c in wanted if c in allowed]) for name, allowed in own.items()]
     selected += [(name, list(_APPEND)) for name in dead]
     return (
         *_BEGIN,
@@ -133,10 +163,9 @@ _BEGIN = ("resetkeys", "resetchannels", "-@all")
 
 
 @cache
-def commands_of(role: Role) -> tuple[str, ...]:
+def commands_of(role: Role, *, duties: bool = False) -> tuple[str, ...]:
     """Return the commands that a role sends or that its scripts call, sorted; subcommands as ``XGROUP|CREATE``."""
-    scripts = set(catalogue()) - _DATA_PLANE if role == "WRITE" else _SCRIPTS[role]
-    found = set(_PLAIN[role]).union(*(calls(name) for name in scripts))
+    found = set(_PLAIN[role]).union(*(calls(name) for name in scripts_of(role, duties=duties)))
     if role == "READ":
         # A script includes more than it uses: what writes is in the same files.
         found -= _WRITES
@@ -147,6 +176,13 @@ def commands_of(role: Role) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
+def scripts_of(role: Role, *, duties: bool = False) -> frozenset[str]:
+    """Return the names of the scripts that a role runs."""
+    if role == "WRITE":
+        return frozenset(catalogue()) - _DATA_PLANE
+    return (_SCRIPTS[role] | (_DUTIES if duties else frozenset())) & frozenset(catalogue())
+
+
 @cache
 def calls(script: str) -> frozenset[str]:
     """Return every command that the text of a script calls, its includes included."""
@@ -155,7 +191,7 @@ def calls(script: str) -> frozenset[str]:
     return frozenset(found | set(_TABLE.findall(text)))
 
 
-def _patterns(role: Role, stream: str | None, group: str | None, prefix: str) -> dict[str, str]:
+def _patterns(role: Role, stream: str | None, group: str | None, prefix: str, *, duties: bool) -> dict[str, str]:
     """Return the pattern of every key that a role touches, by the name that it has in the scripts."""
     names = GroupKeys(stream or _ANY, group or _ANY, _escape(prefix))
     streams = StreamKeys(names.stream, names.prefix)
@@ -173,9 +209,13 @@ def _patterns(role: Role, stream: str | None, group: str | None, prefix: str) ->
         "stream audit": streams.audit,
         "index": redis_keys.index(names.prefix),
     }
+    if duties:
+        # A resharding concerns every group of the stream.
+        others = GroupKeys(names.stream, _ANY, names.prefix)
+        everything |= {"metadata": others.metadata, "events": others.events, "fence": others.fence(_ANY_SHARD)}
     wanted = set(everything)
     if role in ("MEMBER", "PRODUCER"):
-        wanted = {key for name in _SCRIPTS[role] for key in catalogue()[name].keys}
+        wanted = {key for name in scripts_of(role, duties=duties) for key in catalogue()[name].keys}
     return {
         name: key.replace(_ANY, "*").replace(str(_ANY_SHARD), "[0-9]*")
         for name, key in everything.items()

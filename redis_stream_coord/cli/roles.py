@@ -23,6 +23,7 @@ PROGRAM = "redis-stream-coord"
 @click.option("--no-selectors", is_flag=True, help="For Redis 6.2: weaker, see the docs.")
 @click.option("--cluster", is_flag=True, help="Also what a client of a Cluster asks for.")
 @click.option("--dead-letters", multiple=True, metavar="STREAM", help="A MEMBER may append to it; may be repeated.")
+@click.option("--no-duties", is_flag=True, help="A MEMBER that carries no resharding on: only its own group.")
 def acl_command(session: Session, *, role: str, user: str | None, acl_file: bool, **given: Any) -> View:
     """Print the ACL rules of a role; replace change-me by a password. Asks Redis nothing."""
     chosen = cast(acl.Role, role.upper())
@@ -34,6 +35,7 @@ def acl_command(session: Session, *, role: str, user: str | None, acl_file: bool
         selectors=not given["no_selectors"],
         cluster=given["cluster"],
         dead_letters=given["dead_letters"],
+        duties=not given["no_duties"],
     )
     name = user or chosen.lower()
     head = ("user", name) if acl_file else ("ACL", "SETUSER", name)

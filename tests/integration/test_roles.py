@@ -51,7 +51,9 @@ def users(server: Server) -> Server:
         admin.create(STREAM, group=OTHER, reason="a test")
     with server.client(protocol=2) as client:
         for role in acl.ROLES:
-            rules = acl.rules(role, stream=STREAM, group=GROUP, selectors=_has_selectors(server), dead_letters=[DEAD])
+            rules = acl.rules(
+                role, stream=STREAM, group=GROUP, selectors=_has_selectors(server), dead_letters=[DEAD], duties=False
+            )
             client.execute_command("ACL", "SETUSER", role.lower(), "reset", "on", ">change-me", *rules)
         client.execute_command("ACL", "LOG", "RESET")
     return server
