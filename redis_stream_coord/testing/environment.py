@@ -132,15 +132,15 @@ class _Environment:
 
     def entries(self, stream: str) -> Mapping[int, list[tuple[str, dict[str, bytes]]]]:
         """Return for each shard with any its entries: id and fields, those of the library among them."""
-        found = {}
-        for shard in range(self._layout_shards(stream)):
-            rows = self._world.server.do("XRANGE", _key(stream, shard), "-", "+")
-            if rows:
-                found[shard] = [
-                    (entry_id.decode(), dict(zip(map(bytes.decode, flat[::2]), flat[1::2], strict=True)))
-                    for entry_id, flat in rows
-                ]
-        return found
+        shards = range(self._layout_shards(stream))
+        return {shard: found for shard in shards if (found := self.raw(_key(stream, shard)))}
+
+    def raw(self, key: str) -> list[tuple[str, dict[str, bytes]]]:
+        """Return the entries of any one Redis stream, for example that of the dead letters: id and fields."""
+        return [
+            (entry_id.decode(), dict(zip(map(bytes.decode, flat[::2]), flat[1::2], strict=True)))
+            for entry_id, flat in self._world.server.do("XRANGE", key, "-", "+")
+        ]
 
     def _layout_shards(self, stream: str) -> int:
         return int(self._world.server.do("HGET", StreamKeys(stream).record, "shards") or 0)
