@@ -50,12 +50,23 @@ class _Time:
         return getattr(real_time, name)
 
 
+# Where fakeredis begins an error with another word than Redis: command, how it begins -> how it should.
+_ERROR_WORDS = {
+    (b"XGROUP", "ERR BUSYGROUP "): "BUSYGROUP ",
+    (b"XREADGROUP", "ERR The XGROUP subcommand requires the key to exist"): "NOGROUP No such key",
+}
+
+
 def _pcall(self: Any, runtime: Any, expected: Any, *command: Any) -> Any:
     """As fakeredis does it, but with the error as text, as in Redis, and not as an object of Python."""
     try:
         return self._lua_redis_call(runtime, expected, *command)
     except Exception as error:  # noqa: BLE001 - becomes a value in Lua
-        return runtime.table_from({b"err": str(error).encode()})
+        text = str(error)
+        for (name, theirs), ours in _ERROR_WORDS.items():
+            if command[0].upper() == name and text.startswith(theirs):
+                text = ours + text.removeprefix(theirs)
+        return runtime.table_from({b"err": text.encode()})
 
 
 _COLLECT_EVERY = 500

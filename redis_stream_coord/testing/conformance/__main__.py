@@ -25,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "conformance-..., and deletes them; nothing else is touched.",
     )
     parser.add_argument("--redis", metavar="URL", help="the server; without it the one in memory")
+    parser.add_argument("--timeout", metavar="SECONDS", type=float, default=5.0, help="for one answer")
     parser.add_argument("--only", metavar="PATTERN", default="*", help="cases whose name matches, such as 'reading.*'")
     parser.add_argument("--list", action="store_true", help="only print what the cases promise")
     given = parser.parse_args(arguments)
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = 0
     for case in chosen:
         began = time.perf_counter()
-        problem = _run(case, given.redis)
+        problem = _run(case, given.redis, given.timeout)
         failed += problem is not None
         took = time.perf_counter() - began
         _say(f"{case.name:{width}}  {'ok    ' if problem is None else 'FAILED'} {took:6.2f} s" + (problem or ""))
@@ -47,9 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def _run(case: Case, url: str | None) -> str | None:
+def _run(case: Case, url: str | None, timeout_seconds: float) -> str | None:
     """Run a case; return what went wrong."""
-    bench = MemoryBench() if url is None else Bench(RedisSettings(url))
+    bench = MemoryBench() if url is None else Bench(RedisSettings(url, timeout_seconds=timeout_seconds))
     try:
         try:
             case.run(bench)

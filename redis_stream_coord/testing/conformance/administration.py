@@ -5,8 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from ... import commands
 from ...commands import ack, claim, read
 from ...errors import AlreadyExistsError, ConfigError, ConflictError, NotFoundError
+from ...keys import StreamKeys
 from .bench import GROUP, Bench, fields, refusal
 from .catalogue import case
 
@@ -21,6 +23,8 @@ def group_is_created_once(bench: Bench) -> None:
     assert (bench.stream, GROUP) in bench.monitor.groups()
     assert set(first.shards) == {0, 1, 2, 3}
     assert first.timings == bench.timings
+    layout = bench.run(commands.layout(StreamKeys(bench.stream, bench.settings.key_prefix)))
+    assert (layout.shards, layout.state, layout.groups) == (4, "active", (GROUP,))
 
 
 @case

