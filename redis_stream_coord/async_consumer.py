@@ -8,18 +8,21 @@ import os
 import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from types import TracebackType
+from typing import Any
 
 from .engine import Engine
 from .errors import LifecycleError, RedisUnavailableError
-from .handling import Withdrawn
+from .logs import logger
 from .models import Health, Lag, Message, Shards
 from .options import Ack, Decode, Options
+from .pauses import Pauses
 from .policies import Batch, DeadLetter, Poison, Retry
 from .runner import check_process
 from .settings import RedisSettings
+from .turns import Handle, Turn, Withdrawn
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-Offer = tuple[Message, "asyncio.Future[None]"]
+Offer = tuple[Turn, "asyncio.Future[None]"]
 
 
 class AsyncConsumer:
@@ -40,11 +43,12 @@ class AsyncConsumer:
         ack: ``auto``: after the handler succeeded, or when the loop asks for the next message; ``manual``: only by
             `Message.ack`.
         decode: makes `Message.value` of the fields, for example ``lambda fields: json.loads(fields["data"])``. A plain
-            function that runs on the event loop, so a quick one; if it raises, the entry counts as failed.
+            function that runs where the handler runs: here on the event loop, so a quick one; with `Consumer` in the
+            handler's thread. If it raises, the entry counts as failed.
         retry: what to do after a handler failed.
         poison: what to do with an entry that fails again and again: `Poison` or `DeadLetter`. ``None``: try for ever.
         max_handler_seconds: when a handler takes longer, its shard is given up, to another member if there is one.
-            The lease and the other shards go on. ``None``: never.
+            The lease and the other shards go on. What it waits for a free thread does not count. ``None``: never.
         prefetch: at most so many entries of a shard are read ahead, 1 to 1000.
         prefetch_bytes: and so many bytes, unless a single entry has more.
         shutdown_seconds: how long handlers may take to finish after a stop; then they are abandoned.
@@ -97,8 +101,9 @@ class AsyncConsumer:
             callbacks={"on_assigned": on_assigned, "on_revoked": on_revoked, "on_lost": on_lost},
         )
         options.check(want_async=True)
-        self._config = options.engine_config(lambda function: function, self._offer)
+        self._config = options.engine_config(lambda function: function, _on_loop, self._offer, handlers=None)
         self._handler = handler
+        self._pauses = Pauses()
         self._engine: Engine | None = None
         self._task: asyncio.Task[None] | None = None
         self._offers: asyncio.Queue[Offer] = asyncio.Queue()
@@ -149,7 +154,7 @@ class AsyncConsumer:
         if self._task is not None:
             raise LifecycleError("a consumer can be started only once", hint="Make a new one.")
         check_process(self._pid)
-        self._engine = Engine(self._config)
+        self._engine = Engine(self._config, self._pauses)
         self._task = self._config.settings.machine.spawn(self._engine.run())
 
     async def stop(self, *, hold: bool = False) -> None:
@@ -168,9 +173,6 @@ class AsyncConsumer:
         """Begin to stop, and return at once. `hold`: see `stop`."""
         if self._engine is not None:
             self._engine.stop(hold=hold)
-            # What the loop has not taken: nobody may ever ask for it.
-            while not self._offers.empty():
-                finish(self._offers.get_nowait()[1], Withdrawn(taken=False))
 
     async def wait(self, timeout_seconds: float | None = None) -> bool:
         """Wait until it has stopped.
@@ -205,7 +207,10 @@ class AsyncConsumer:
         await self.stop()
 
     async def __aiter__(self) -> AsyncGenerator[Message, None]:
-        """Iterate over messages until stopped. With ``ack="auto"`` asking for the next one acknowledges the last."""
+        """Iterate over messages until stopped. With ``ack="auto"`` asking for the next one acknowledges the last.
+
+        Without ``async with`` leaving the loop also stops the consumer; the message in the loop's body goes back.
+        """
         if self._handler is not None:
             raise LifecycleError("a consumer with a handler cannot be iterated over")
         began_here = self._task is None
@@ -214,27 +219,43 @@ class AsyncConsumer:
         assert self._task is not None
         done: asyncio.Future[None] | None = None
         getting: asyncio.Future[Offer] | None = None
+        over = False
         try:
             while True:
                 getting = asyncio.ensure_future(self._offers.get())
                 await asyncio.wait([getting, self._task], return_when=asyncio.FIRST_COMPLETED)
                 if not getting.done():
                     break
-                message, done = getting.result()
+                turn, done = getting.result()
+                try:
+                    await turn.begin()
+                    message = turn.argument()
+                except (Withdrawn, Exception) as error:  # noqa: BLE001 - what decode raised counts as a failure
+                    finish(done, error)
+                    continue
                 yield message
                 finish(done, None)
+            over = True
         finally:
             if getting is not None and not getting.cancel():
                 # The one in the loop's body, or one that came as this task was cancelled.
-                offered = getting.result()[1]
-                finish(offered, Withdrawn(taken=offered is done))
-            if began_here:
-                self.request_stop()
+                finish(getting.result()[1], Withdrawn())
+            if began_here and not over:
+                await self._leave()
         await self.wait()
 
-    async def _offer(self, message: Message) -> None:
+    async def _leave(self) -> None:
+        """Stop, so that no ghost of a member stays in the group; nobody is there who could be told of a failure."""
+        self.request_stop()
+        try:
+            await self.wait()
+        except Exception as error:  # noqa: BLE001 - said, and not put in place of what ended the loop
+            logger.warning("the loop over %s was left: %s", self._config.keys.stream, error)
+
+    async def _offer(self, turn: Turn) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._offers.put_nowait((message, done))
+        turn.wait_in(done)
+        self._offers.put_nowait((turn, done))
         await done
 
     @property
@@ -248,18 +269,20 @@ class AsyncConsumer:
         return NOT_STARTED if self._engine is None else self._engine.health
 
     def pause(self, shards: Iterable[int] | None = None) -> None:
-        """Hand out nothing more of these shards, and keep them.
+        """Hand out nothing more of these shards, and keep them. May be called before the start, too.
 
         Parameters:
             shards: which; ``None``: all, also those assigned later.
         """
+        self._pauses.pause(shards)
         if self._engine is not None:
-            self._engine.pause(shards)
+            self._engine.pauses_changed()
 
     def resume(self, shards: Iterable[int] | None = None) -> None:
         """Undo `pause` for these shards; ``None``: for all."""
+        self._pauses.resume(shards)
         if self._engine is not None:
-            self._engine.resume(shards)
+            self._engine.pauses_changed()
 
     async def flush(self, *, timeout_seconds: float = 5.0) -> None:
         """Send all acknowledgements that are queued.
@@ -286,6 +309,16 @@ NOT_STARTED = Health(
     progress_age_seconds=0.0,
     waits_for="to be started",
 )
+
+
+def _on_loop(function: Callable[[Any], Awaitable[None]]) -> Handle:
+    """Make of a coroutine function what runs it for a turn."""
+
+    async def handle(turn: Turn) -> None:
+        await turn.begin()
+        await function(turn.argument())
+
+    return handle
 
 
 def finish(done: asyncio.Future[None], error: Exception | None) -> None:

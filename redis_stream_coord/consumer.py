@@ -7,12 +7,15 @@ loop in a thread of its own, and the user's functions in worker threads, so that
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import contextlib
 import os
 import queue
 import signal
+import sys
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from types import FrameType, TracebackType
 from typing import Any
@@ -20,14 +23,26 @@ from typing import Any
 from .async_consumer import NOT_STARTED, SIGNALS, Offer, end_at_once, finish, within
 from .engine import Engine
 from .errors import ConfigError, LifecycleError
-from .handling import Withdrawn
+from .logs import logger
 from .models import Health, Lag, Message, Shards
 from .options import Ack, Decode, Options
+from .pauses import Pauses
 from .policies import Batch, DeadLetter, Poison, Retry
 from .runner import check_process
 from .settings import RedisSettings
+from .turns import Handle, Turn, Withdrawn
 
 _SIGNAL_SECONDS = 0.2  # at most so long until a signal is acted upon
+_LEAVE_SECONDS = 5.0  # what the end of an engine may take beyond ``shutdown_seconds``
+
+# Consumers whose loop is not over: one that was left by an exception may still be there when the process ends.
+_iterated: weakref.WeakSet[Consumer] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave_all() -> None:
+    for consumer in list(_iterated):
+        consumer._leave()
 
 
 class Consumer:
@@ -96,8 +111,10 @@ class Consumer:
         self._threads = self._machine.threads(handler_threads, f"redis-stream-coord-{stream}")
         # A thread of their own: a callback never waits for slow handlers.
         self._callback_threads = self._machine.threads(1, f"redis-stream-coord-{stream}-callback")
-        self._callbacks = [function for function in (on_assigned, on_revoked, on_lost) if function is not None]
-        self._config = options.engine_config(self._in_thread, self._offer)
+        self._config = options.engine_config(
+            self._callback, self._handle_in_thread, self._offer, handlers=handler_threads
+        )
+        self._pauses = Pauses()
         self._handler = handler
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -110,13 +127,24 @@ class Consumer:
         self._was_signalled = False
         self._pid = os.getpid()
 
-    def _in_thread(self, function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-        threads = self._callback_threads if function in self._callbacks else self._threads
-
-        async def call(argument: Any) -> None:
-            await threads.call(function, argument)
+    def _callback(self, function: Callable[[Shards], None]) -> Callable[[Shards], Awaitable[None]]:
+        async def call(shards: Shards) -> None:
+            await self._callback_threads.call(function, shards)
 
         return call
+
+    def _handle_in_thread(self, function: Callable[[Any], None]) -> Handle:
+        def run(turn: Turn) -> None:
+            assert self._loop is not None
+            turn.begin_in_thread(self._loop)
+            function(turn.argument())
+
+        async def handle(turn: Turn) -> None:
+            future = self._threads.start(run, turn)
+            turn.wait_in(future)
+            await future
+
+        return handle
 
     @property
     def member(self) -> str:
@@ -166,7 +194,7 @@ class Consumer:
         self._machine.block(self._ready.wait, self._ready.is_set)
 
     async def _run(self) -> None:
-        self._engine = Engine(self._config)
+        self._engine = Engine(self._config, self._pauses)
         running = asyncio.ensure_future(self._engine.run())
         # One turn of the loop, so that whoever called start() finds it running.
         await asyncio.sleep(0)
@@ -182,9 +210,10 @@ class Consumer:
         self._last_thread = self._machine.release()
         self._over.set()
 
-    async def _offer(self, message: Message) -> None:
+    async def _offer(self, turn: Turn) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._offers.put((message, done))
+        turn.wait_in(done)
+        self._offers.put((turn, done))
         await done
 
     def stop(self, *, hold: bool = False) -> None:
@@ -194,16 +223,7 @@ class Consumer:
 
     def request_stop(self, *, hold: bool = False) -> None:
         """Begin to stop, and return at once. May be called from a handler or a signal handler. `hold`: see `stop`."""
-
-        def stop(engine: Engine) -> None:
-            engine.stop(hold=hold)
-            # What the loop has not taken: nobody may ever ask for it.
-            while not self._over.is_set() and not self._offers.empty():
-                with contextlib.suppress(queue.Empty):
-                    if (offer := self._offers.get_nowait()) is not None:
-                        finish(offer[1], Withdrawn(taken=False))
-
-        self._soon(stop)
+        self._soon(lambda engine: engine.stop(hold=hold))
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """Wait until it has stopped; see `AsyncConsumer.wait`.
@@ -238,28 +258,55 @@ class Consumer:
         self.stop()
 
     def __iter__(self) -> Generator[Message, None, None]:
-        """Iterate over messages until stopped. With ``ack="auto"`` asking for the next one acknowledges the last."""
+        """Iterate over messages until stopped. With ``ack="auto"`` asking for the next one acknowledges the last.
+
+        Without ``with`` leaving the loop also stops the consumer; the message in the loop's body goes back.
+        """
         if self._handler is not None:
             raise LifecycleError("a consumer with a handler cannot be iterated over")
         began_here = not self._started
         if began_here:
             self.start()
+            _iterated.add(self)
         assert self._loop is not None
         done: asyncio.Future[None] | None = None
+        over = False
         try:
             while (offer := self._next_offer()) is not None:
-                message, done = offer
+                turn, done = offer
+                try:
+                    turn.begin_in_thread(self._loop)
+                    message = turn.argument()
+                except (Withdrawn, Exception) as error:  # noqa: BLE001 - what decode raised counts as a failure
+                    self._finish(done, error)
+                    continue
                 yield message
                 self._finish(done, None)
+            over = True
         finally:
             if done is not None:
-                self._finish(done, Withdrawn(taken=True))
+                self._finish(done, Withdrawn())
             if began_here:
-                self.request_stop()
+                _iterated.discard(self)
+                if not over:
+                    self._leave()
         self.wait()
 
     def _next_offer(self) -> Offer | None:
         return self._machine.block(lambda seconds: self._offers.get(timeout=seconds), lambda: not self._offers.empty())
+
+    def _leave(self) -> None:
+        """Stop, so that no ghost of a member stays in the group, and wait for the end, which is bounded."""
+        self.request_stop()
+        # A loop that ended with an exception is left when its frame goes, in whatever thread that is; and at the very
+        # end of the interpreter no other thread runs any more.
+        own = (*self._threads.threads, *self._callback_threads.threads)
+        in_loop = asyncio._get_running_loop() is self._loop
+        if threading.current_thread() not in own and not in_loop and not sys.is_finalizing():
+            seconds = self._config.shutdown_seconds + _LEAVE_SECONDS
+            self._machine.block(self._over.wait, self._over.is_set, seconds)
+        if self._failure is not None:
+            logger.warning("the loop over %s was left: %s", self._config.keys.stream, self._failure)
 
     def _finish(self, done: asyncio.Future[None], error: Exception | None) -> None:
         assert self._loop is not None
@@ -278,11 +325,13 @@ class Consumer:
 
     def pause(self, shards: Iterable[int] | None = None) -> None:
         """Hand out nothing more of these shards, and keep them; see `AsyncConsumer.pause`."""
-        self._soon(lambda engine: engine.pause(shards))
+        self._pauses.pause(shards)
+        self._soon(lambda engine: engine.pauses_changed())
 
     def resume(self, shards: Iterable[int] | None = None) -> None:
         """Undo `pause` for these shards; ``None``: for all."""
-        self._soon(lambda engine: engine.resume(shards))
+        self._pauses.resume(shards)
+        self._soon(lambda engine: engine.pauses_changed())
 
     def flush(self, *, timeout_seconds: float = 5.0) -> None:
         """Send all acknowledgements that are queued; see `AsyncConsumer.flush`."""

@@ -23,6 +23,7 @@ from .keys import GroupKeys, StreamKeys
 from .links import Links
 from .logs import Log
 from .models import Health, Held, Layout, Shards
+from .pauses import Pauses
 from .session import ANOTHER_TOKEN, Action, Claim, Drain, Lost, Session, ShardState
 from .settings import RedisSettings
 from .tasks import end
@@ -58,9 +59,10 @@ class Engine:
 
     Parameters:
         config: see `EngineConfig`.
+        pauses: which shards are paused.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, pauses: Pauses) -> None:
         self.config = config
         self.session = Session(config.member, weight=config.weight, draw_nonce=config.settings.machine.word)
         self.log = Log(config.keys.stream, config.keys.group, config.member)
@@ -69,9 +71,7 @@ class Engine:
         self._workers: dict[int, Worker] = {}
         self._worker_tasks: set[asyncio.Task[None]] = set()
         self._ledgers: dict[int, Ledger] = {}
-        self._paused: set[int] = set()
-        self._paused_all = False
-        self._resumed: set[int] = set()  # since all were paused
+        self._pauses = pauses
         self._drain_began: dict[Held, float] = {}
         self._beat = asyncio.Event()
         self._stop_deadline: float | None = None
@@ -105,6 +105,9 @@ class Engine:
         try:
             await self._heartbeats()
             await self._callbacks.settle(self._left_seconds())
+        except asyncio.CancelledError:
+            await self._farewell()
+            raise
         finally:
             telemetry.forget(self)
             await end([*tasks, callbacks, *self._worker_tasks])
@@ -113,6 +116,21 @@ class Engine:
             raise self.failure
         if self.session.failure is not None:
             raise self.session.failure
+
+    async def _farewell(self) -> None:
+        """Cancelled together with all else, as ``asyncio.run`` does at its end: do not stay in the group as a ghost."""
+
+        async def leave() -> None:
+            await end(self._worker_tasks)  # and with them the handlers
+            await self.flush()
+            self.session.leave(hold=False)
+            self.session.abandon()
+            while not self.session.finished:
+                await self._heartbeat()
+                await asyncio.sleep(min(self.session.delay(self._clock()), _LAST_WORD_SECONDS / 10))
+
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(leave(), _LAST_WORD_SECONDS)
 
     def stop(self, *, hold: bool = False) -> None:
         """Begin to stop; returns at once. See `Session.leave`."""
@@ -311,9 +329,7 @@ class Engine:
         # Without a member it was moved by `Admin.seek`. With one under the same token, a grant was lost.
         fence_token = ANOTHER_TOKEN if member == "-" else int(token)
         # Another session has the shard, or the group was moved on it: what was finished here may come again by right.
-        ledger = self._ledgers[worker.held.shard]
-        ledger.finished.clear()
-        ledger.late.clear()
+        self._ledgers[worker.held.shard].forget()
         self._apply(self.session.claim_refused(worker.held, fence_token=fence_token))
         self._beat_if_urgent()
 
@@ -343,14 +359,25 @@ class Engine:
         self._beat_if_urgent()
 
     def paused(self, shard: int) -> bool:
-        return shard in self._paused or (self._paused_all and shard not in self._resumed)
+        return self._pauses.paused(shard)
 
-    def stuck(self, held: Held, entry_ids: list[str]) -> None:
+    def holds(self) -> int:
+        return self.session.count
+
+    def patience_seconds(self) -> float:
+        # A handler that an earlier owner could not end in time to give its shard up.
+        return self.session.timings.rebalance_seconds
+
+    def failed(self, error: BaseException) -> None:
+        self.log.error("a handler failed for good: %r; stopping", error, exc_info=error)
+        self._fail(error)
+
+    def stuck(self, held: Held, entry_ids: list[str], seconds: float) -> None:
         telemetry.stuck_handlers.add(1, {**self._attributes, telemetry.SHARD: held.shard})
         self.log.error(
-            "handler has not returned from entries %s for %s s; giving the shard up",
+            "handler has not returned from entries %s for %.1f s; giving the shard up",
             " ".join(entry_ids),
-            self.config.work.max_handler_seconds,
+            seconds,
             shard=held.shard,
         )
         self._apply(self.session.surrender(held))
@@ -361,24 +388,13 @@ class Engine:
 
     # --- what the user may ask for ------------------------------------------------------------------------------------
 
-    def pause(self, shards: Iterable[int] | None) -> None:
-        """Hand out nothing more of these shards (all, also later ones, if ``None``), and keep them."""
-        if shards is None:
-            self._paused_all = True
-            self._resumed.clear()
-        else:
-            self._paused |= set(shards)
-
-    def resume(self, shards: Iterable[int] | None) -> None:
-        """Undo `pause`; ``None`` undoes all of it."""
-        if shards is None:
-            self._paused_all, self._paused = False, set()
-        else:
-            chosen = set(shards)
-            self._paused -= chosen
-            self._resumed |= chosen
+    def pauses_changed(self) -> None:
+        """Act upon what has been paused or resumed."""
         for worker in self._workers.values():
-            worker.wake()
+            if self.paused(worker.held.shard):
+                worker.withdraw()
+            else:
+                worker.wake()
 
     def runs_in(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether a task is that of a handler or callback, which the end of this engine waits for."""
@@ -475,7 +491,7 @@ class Engine:
     @property
     def health(self) -> Health:
         """How the consumer is, and what it waits for."""
-        return vitals.health(self.session, list(self._workers.values()), self._clock())
+        return vitals.health(self.session, list(self._workers.values()), self._ledgers, self._pauses, self._clock())
 
     def readings(self) -> list[telemetry.Reading]:
         """Return the gauges of this consumer; called by the metrics reader, on a thread of its own."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 import attrs
@@ -13,28 +13,18 @@ from opentelemetry import propagate, trace
 from . import commands, telemetry
 from .acks import Acks
 from .commands import Entry, Fence
-from .errors import CoordError
+from .deliveries import Deliveries
+from .errors import CoordError, FencedError
 from .keys import GroupKeys
 from .logs import Log
 from .models import RESERVED_PREFIX, Held, Message
 from .policies import Batch, DeadLetter, Poison, Retry, dead_fields
 from .runner import AsyncRunner
+from .turns import Handle, Turn, Withdrawn
 
 _PAUSED_SECONDS = 0.05  # between looks whether an entry that failed may be tried again on a paused shard
 _RESERVED = RESERVED_PREFIX.encode()
 _TRACE_FIELDS = tuple(RESERVED_PREFIX + name for name in ("traceparent", "tracestate"))
-
-
-class Withdrawn(Exception):  # noqa: N818 - never raised to a user
-    """A message went back before anybody had finished it; that is no failure.
-
-    Parameters:
-        taken: whether somebody had it already.
-    """
-
-    def __init__(self, *, taken: bool) -> None:
-        super().__init__()
-        self.taken = taken
 
 
 @attrs.frozen(kw_only=True)
@@ -42,28 +32,36 @@ class WorkConfig:
     """How the user wants entries to be handled.
 
     Attributes:
-        handle: takes a list of messages: one, or as many as `batch` allows.
+        handle: runs the handler for a turn.
         batch: set if the handler takes lists.
         decode: makes `Message.value` of the fields, or ``None``.
         concurrency: so many partition keys of a shard at the same time.
         auto_ack: acknowledge when the handler has succeeded.
         retry, poison: when it has not.
-        poisoned: takes the message that is given up; ``None`` with a `DeadLetter`.
+        poisoned: runs the handler of a `Poison`.
+        handlers: so many calls of handlers may run at once, over all shards; 0: only when somebody asks for one;
+            ``None``: any number.
         max_handler_seconds: give the shard up when a handler takes longer; ``None``: never.
         prefetch, prefetch_bytes: read no more than that ahead.
     """
 
-    handle: Callable[[list[Message]], Awaitable[None]]
+    handle: Handle
     batch: Batch | None
     decode: Callable[[dict[str, bytes]], Any] | None
     concurrency: int
     auto_ack: bool
     retry: Retry
     poison: Poison | DeadLetter | None
-    poisoned: Callable[[Message], Awaitable[None]] | None
+    poisoned: Handle | None
+    handlers: int | None
     max_handler_seconds: float | None
     prefetch: int
     prefetch_bytes: int
+
+    def each(self, shards: int) -> bool:
+        """Whether each delivery has to be written down; see `deliveries`. `shards`: how many the member holds."""
+        several = self.concurrency > 1 or self.batch is not None or not self.auto_ack
+        return several or (self.handlers is not None and self.handlers < shards)
 
 
 @attrs.define
@@ -72,22 +70,35 @@ class Ledger:
     nothing that was finished here is handed out again because its acknowledgement came too late.
 
     Attributes:
-        busy: ids that are in a handler.
+        busy: the call of a handler that each entry is in.
         finished: ids that are finished, and not acknowledged yet.
         late: ids that a worker acknowledged after its successor had begun: the successor may have read them before.
+        deliveries: of entries that were handed out and are not finished: number of the next delivery.
     """
 
-    busy: set[str] = attrs.field(factory=set)
+    busy: dict[str, Turn] = attrs.field(factory=dict)
     finished: set[str] = attrs.field(factory=set)
     late: set[str] = attrs.field(factory=set)
+    deliveries: dict[str, int] = attrs.field(factory=dict)
     incarnation: int = 0
 
     def enter(self, incarnation: int) -> None:
         """Begin a lifecycle of the group: what was finished in another one may be asked for again."""
         if incarnation != self.incarnation:
             self.incarnation = incarnation
-            self.finished.clear()
-            self.late.clear()
+            self.forget()
+
+    def forget(self) -> None:
+        """Remember only what is in a handler."""
+        self.finished.clear()
+        self.late.clear()
+        self.deliveries.clear()
+
+    def keep(self, pending: Collection[str]) -> None:
+        """What is pending no more needs no remembering. `pending`: ids."""
+        self.finished.intersection_update(pending)
+        for entry_id in self.deliveries.keys() - pending - self.busy.keys():
+            del self.deliveries[entry_id]
 
 
 class Owner(Protocol):
@@ -96,7 +107,10 @@ class Owner(Protocol):
     def owns(self, held: Held) -> bool: ...
     def reads(self, held: Held) -> bool: ...
     def paused(self, shard: int) -> bool: ...
-    def stuck(self, held: Held, entry_ids: list[str]) -> None: ...
+    def holds(self) -> int: ...
+    def patience_seconds(self) -> float: ...
+    def stuck(self, held: Held, entry_ids: list[str], seconds: float) -> None: ...
+    def failed(self, error: BaseException) -> None: ...
 
 
 class Handling:
@@ -126,8 +140,9 @@ class Handling:
         log: Log,
     ) -> None:
         self.held = Held(fence.shard, fence.token)
-        self._clock = runner.settings.machine.clock
-        self._chance = runner.settings.machine.random
+        self._machine = runner.settings.machine
+        self._clock = self._machine.clock
+        self._chance = self._machine.random
         self.last_progress = self._clock()
         self.stopping = asyncio.Event()
         self.cancelled = False  # its tasks are being ended; told from a cancellation by the user's code
@@ -140,49 +155,83 @@ class Handling:
         self._ledger = ledger
         self._log = log
         self._loop = asyncio.get_running_loop()
-        self._untried: dict[str, int] = {}  # read and not yet handed out: id -> deliveries with the one to come
+        self._turns: set[Turn] = set()
+        self._deliveries = Deliveries(runner, keys, fence, self._turns, ledger.deliveries, fenced)
+        # Perhaps pending when the shard was taken over: one of them may have ended its owner.
+        self.suspects: set[str] = set()
+        self._labels: telemetry.Attributes = {telemetry.STREAM: keys.stream, telemetry.GROUP: keys.group}
 
     def reading(self) -> bool:
         """Whether entries may be handed out."""
         return not self.stopping.is_set() and self._owner.reads(self.held)
 
-    def received(self, entry: Entry) -> None:
-        """Note an entry that was read and is to be handed out."""
-        self._untried[entry.id] = entry.deliveries
+    def each(self) -> bool:
+        """Whether each delivery has to be written down; see `deliveries`."""
+        return self._config.each(self._owner.holds())
+
+    def stop(self) -> None:
+        """Hand out nothing more. What is in a handler goes on; what waits for one does not."""
+        self.stopping.set()
+        self.withdraw()
+
+    def withdraw(self) -> None:
+        """Take back what waits for its handler."""
+        for turn in list(self._turns):
+            turn.withdraw()
 
     async def handle(self, entries: list[Entry]) -> None:
         """Hand entries out, again after a failure, until each is acknowledged or the shard is given up."""
         ready = []
-        since = self._clock()
         for entry in entries:
-            while entry.id in self._ledger.busy:
-                # The handler of an earlier worker still runs.
-                await self.pause(0.01)
-                if not self.reading():
-                    return
-                limit = self._config.max_handler_seconds
-                if limit is not None and self._clock() - since > limit:
-                    self._owner.stuck(self.held, [entry.id])
+            if not await self._is_free(entry.id):
+                return
             if entry.id in self._ledger.finished or entry.id in self._ledger.late:
                 self._acknowledge(entry.id)
             else:
                 ready.append(entry)
         messages = [self._message(entry) for entry in ready]
-        if len(messages) > 1:
-            if not self.reading() or await self._attempt(messages):
-                return
+        if len(messages) > 1 and await self._together(messages):
+            return
+        for message, entry in zip(messages, ready, strict=True):
+            await self._until_handled(message, entry)
+
+    async def _is_free(self, entry_id: str) -> bool:
+        """Wait until an entry is in no handler of an earlier owner in this process. Returns whether it may go on."""
+        since = self._clock()
+        limit = self._config.max_handler_seconds or self._owner.patience_seconds()
+        while (turn := self._ledger.busy.get(entry_id)) is not None:
+            await self.pause(0.01)
+            if not self.reading():
+                return False
+            now = self._clock()
+            if turn.began is not None and now - turn.began > limit and (not turn.surrendered or now - since > limit):
+                # Somebody else shall have the shard. If there is nobody, it comes back, and its other keys go on.
+                self._surrender(turn)
+        return True
+
+    async def _together(self, messages: list[Message]) -> bool:
+        """Hand a batch out. Returns whether that was all; after a failure the messages have to be tried one by one."""
+        while self.reading():
+            if self._owner.paused(self._fence.shard):
+                await self.pause(_PAUSED_SECONDS)
+                continue
+            try:
+                if await self._attempt(messages):
+                    return True
+            except Withdrawn:
+                continue
             # One of them is bad. One by one, the others get through.
             delays = [message.taken_delay() for message in messages]
             usual = self._config.retry.delay(1, self._chance)
             await self.pause(max((one for one in delays if one is not None), default=usual))
             for message in messages:
                 message.deliveries += 1
-        for message, entry in zip(messages, ready, strict=True):
-            await self._until_handled(message, entry)
+            return False
+        return True
 
     async def _until_handled(self, message: Message, entry: Entry) -> None:
         poison, failures = self._config.poison, 0
-        if poison is not None and entry.deliveries > poison.after_deliveries and await self._give_up(message, entry):
+        if poison is not None and message.deliveries > poison.after_deliveries and await self._give_up(message, entry):
             return
         while self.reading():
             if self._owner.paused(self._fence.shard):
@@ -190,7 +239,7 @@ class Handling:
                 continue
             try:
                 if await self._attempt([message]):
-                    if message.deliveries > 1:
+                    if message.deliveries > 1 or message.id in self.suspects:
                         # If the next one kills this process, this one shall not come again and be blamed for it.
                         with contextlib.suppress(CoordError):
                             await self.acks.flush()
@@ -198,75 +247,119 @@ class Handling:
             except Withdrawn:
                 continue
             failures += 1
-            if isinstance(poison, Poison):
-                hopeless = poison.applies(message.deliveries, message.error)
-            else:
-                hopeless = poison is not None and (
-                    message.deliveries >= poison.after_deliveries or isinstance(message.error, poison.at_once)
-                )
-            if hopeless and await self._give_up(message, entry):
+            if await self._is_settled(message, entry):
                 return
             delay = message.taken_delay()
             await self.pause(self._config.retry.delay(failures, self._chance) if delay is None else delay)
             if self.reading():
                 message.deliveries += 1
-                await self._note_deliveries(message)
-                if not self.reading():
-                    self._untried[message.id] = message.deliveries  # counted, and after all not handed out
+                if not self.each():
+                    with contextlib.suppress(FencedError):
+                        await self._deliveries.write({message.id: message.deliveries})
+
+    async def _is_settled(self, message: Message, entry: Entry) -> bool:
+        """Decide on an entry whose handler failed. Returns whether it is not to be tried again."""
+        poison, error = self._config.poison, message.error
+        fatal = error is not None and self._config.retry.is_fatal(error)
+        if poison is None:
+            if fatal and error is not None:
+                self._owner.failed(error)
+            return fatal
+        if not fatal:
+            return message.deliveries >= poison.after_deliveries and await self._give_up(message, entry)
+        failures = 0
+        while self.reading() and not await self._give_up(message, entry):
+            failures += 1
+            await self.pause(self._config.retry.delay(failures, self._chance))
+        return True
 
     async def _attempt(self, messages: list[Message]) -> bool:
         """Call the handler once. Returns whether it succeeded; acknowledges if so. Raises: `Withdrawn`."""
-        ids = [message.id for message in messages]
-        self._ledger.busy.update(ids)
-        untried = {entry_id: self._untried.pop(entry_id) for entry_id in ids if entry_id in self._untried}
-        watchdog: asyncio.TimerHandle | None = None
-        if self._config.max_handler_seconds is not None:
-            watchdog = self._loop.call_later(self._config.max_handler_seconds, self._owner.stuck, self.held, ids)
+        each = self.each()
+        before = each and any(message.deliveries > 1 or message.id in self.suspects for message in messages)
+        turn = Turn(
+            messages,
+            as_list=self._config.batch is not None,
+            decode=self._config.decode,
+            allowed=self._may_begin,
+            machine=self._machine,
+            note=(lambda: self._deliveries.before(messages)) if before else None,
+        )
+        if each:
+            self._deliveries.soon()
         try:
-            for message in messages:
-                if self._config.decode is not None:
-                    message.value = self._config.decode(dict(message.fields))
             if len(messages) == 1 and (context := messages[0].trace_context) is not None:
                 with telemetry.tracer.start_as_current_span(
                     f"{self._keys.stream} process", context=context, kind=trace.SpanKind.CONSUMER
                 ):
-                    await self._config.handle(messages)
+                    await self._run(turn, self._config.handle)
             else:
-                await self._config.handle(messages)
-            refused = [message for message in messages if message.was_refused]
-            if refused:
-                telemetry.handled.add(1, {telemetry.OUTCOME: "refused"})
-                return False
-        except Withdrawn as withdrawn:
-            if not withdrawn.taken:
-                self._untried.update(untried)
+                await self._run(turn, self._config.handle)
+        except Withdrawn:
             raise
         except (Exception, asyncio.CancelledError) as error:
             # Whatever the application raises means "not handled", a cancellation that escapes from it too.
             if isinstance(error, asyncio.CancelledError) and self.cancelled:
                 raise
-            telemetry.handled.add(len(messages), {telemetry.OUTCOME: "failed"})
+            self._count("failed", len(messages))
             for message in messages:
                 message.error = error
             self._log.error(
                 "handler failed on entries %s (delivery %d): %r",
-                " ".join(ids),
+                " ".join(turn.ids),
                 messages[0].deliveries,
                 error,
                 shard=self._fence.shard,
                 exc_info=error,
             )
             return False
-        finally:
-            if watchdog is not None:
-                watchdog.cancel()
-            self._ledger.busy.difference_update(ids)
-        telemetry.handled.add(len(messages), {telemetry.OUTCOME: "ok"})
+        if any(message.was_refused for message in messages):
+            self._count("refused")
+            for message in messages:
+                message.error = None
+            return False
+        self._count("ok", len(messages))
         self.last_progress = self._clock()
         if self._config.auto_ack:
-            for entry_id in ids:
-                self._acknowledge(entry_id)
+            for message in messages:
+                self._acknowledge(message.id)
         return True
+
+    def _may_begin(self) -> bool:
+        return self.reading() and not self._owner.paused(self._fence.shard)
+
+    async def _run(self, turn: Turn, handle: Handle) -> None:
+        """Run a handler, so that others know of it."""
+        self._turns.add(turn)
+        self._ledger.busy.update(dict.fromkeys(turn.ids, turn))
+        if self._config.max_handler_seconds is not None:
+            self._watch(turn, self._config.max_handler_seconds)
+        try:
+            await handle(turn)
+        except Withdrawn:
+            if turn.began is None:
+                self._deliveries.unused(turn.messages)
+            raise
+        finally:
+            if turn.watchdog is not None:
+                turn.watchdog.cancel()
+            self._turns.discard(turn)
+            for entry_id in turn.ids:
+                if self._ledger.busy.get(entry_id) is turn:
+                    del self._ledger.busy[entry_id]
+            self._deliveries.ended(turn)
+
+    def _watch(self, turn: Turn, limit: float) -> None:
+        # What it waited for a thread, or for the loop to ask for it, is not the handler's time.
+        left = limit if turn.began is None else turn.began + limit - self._clock()
+        if left > 0:
+            turn.watchdog = self._loop.call_later(left, self._watch, turn, limit)
+        else:
+            self._surrender(turn)
+
+    def _surrender(self, turn: Turn) -> None:
+        turn.surrendered = True
+        self._owner.stuck(self.held, turn.ids, self._clock() - (turn.began or 0.0))
 
     async def _give_up(self, message: Message, entry: Entry) -> bool:
         """Hand a poison entry to the application, or move it to the dead letters. Returns whether that succeeded."""
@@ -276,13 +369,14 @@ class Handling:
                 fields = dead_fields(message, self._keys.group, list(entry.fields))
                 await self._runner.run(commands.append_to(poison.stream, fields))
             elif self._config.poisoned is not None:
-                await self._config.poisoned(message)
-        except Exception as error:  # noqa: BLE001 - the application's, or Redis is away: the entry is tried again
-            self._log.error(
-                "could not give up entry %s: %r", message.id, error, shard=self._fence.shard, exc_info=error
-            )
+                await self._run(Turn([message], allowed=self.reading, machine=self._machine), self._config.poisoned)
+        except Withdrawn:
             return False
-        telemetry.handled.add(1, {telemetry.OUTCOME: "poison"})
+        except Exception as error:  # noqa: BLE001 - the application's, or Redis is away: the entry is tried again
+            shard = self._fence.shard
+            self._log.error("could not give up entry %s: %r", message.id, error, shard=shard, exc_info=error)
+            return False
+        self._count("poison")
         self._log.warning(
             "gave up entry %s after %d deliveries: %r",
             message.id,
@@ -293,35 +387,40 @@ class Handling:
         self._acknowledge(message.id)
         return True
 
+    def _count(self, outcome: str, entries: int = 1) -> None:
+        telemetry.handled.add(entries, {**self._labels, telemetry.OUTCOME: outcome})
+
+    def gone(self, entry_id: str) -> None:
+        """Take note of an entry that was deleted or trimmed before it was handled."""
+        self._count("gone")
+        self._log.error("entry %s was deleted or trimmed before it was handled", entry_id, shard=self._fence.shard)
+
     def _acknowledge_from_anywhere(self, entry_id: str, delete: bool) -> None:
         self.acks.check(entry_id)
         # It is queued before the return of the handler that calls this is noticed, so a drain still sends it.
         self._loop.call_soon_threadsafe(self._acknowledge, entry_id, delete)
 
     def _acknowledge(self, entry_id: str, delete: bool = False) -> None:
+        if (turn := self._ledger.busy.get(entry_id)) is not None:
+            turn.acknowledged.add(entry_id)
         self._ledger.finished.add(entry_id)
-        self._untried.pop(entry_id, None)
+        self._deliveries.forget(entry_id)
         self.acks.add(entry_id, delete)
 
     def _acknowledged(self, ids: list[str]) -> None:
         self._ledger.finished.difference_update(ids)
+        self.suspects.difference_update(ids)
         if self.stopping.is_set():
             self._ledger.late.update(ids)
 
-    async def _note_deliveries(self, message: Message) -> None:
-        """Write the delivery count down, so that it outlives this process. At worst one count is lost."""
-        with contextlib.suppress(CoordError):
-            await self._runner.run(commands.note_deliveries(self._keys, self._fence, message.id, message.deliveries))
+    async def finish(self, *, left: bool) -> None:
+        """Write down, before the shard is given up, how often what is left was delivered; see `Deliveries.finish`."""
+        if self._owner.owns(self.held) and not self._owner.reads(self.held):
+            await self._deliveries.finish(left=left)
 
-    async def uncount(self) -> None:
-        """If the first entry left was only read ahead, say so: the next owner would count that as a delivery."""
-        if not self._untried or not self._owner.owns(self.held) or self._owner.reads(self.held):
-            return
-        entry_id = min(self._untried, key=lambda one: tuple(map(int, one.split("-"))))
-        deliveries = self._untried[entry_id] - 1
-        note = commands.note_deliveries(self._keys, self._fence, entry_id, deliveries, if_first=True)
-        with contextlib.suppress(CoordError):
-            await self._runner.run(note, retry=False)
+    def close(self) -> None:
+        """Nothing is written any more."""
+        self._deliveries.stop()
 
     def _message(self, entry: Entry) -> Message:
         flat = entry.fields
@@ -339,7 +438,8 @@ class Handling:
             key=entry.key,
             fields=fields,
             event_id=entry.event_id,
-            deliveries=entry.deliveries,
+            # An earlier owner in this process may have handed it out after this one had read it.
+            deliveries=max(entry.deliveries, self._ledger.deliveries.get(entry.id, 0)),
             token=(self._fence.incarnation, self._fence.token),
             trace_context=propagate.extract(carrier) if carrier else None,
             ack=self._acknowledge_from_anywhere,

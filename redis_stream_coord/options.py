@@ -15,11 +15,14 @@ from .keys import GroupKeys, check_member
 from .models import Message
 from .policies import Batch, DeadLetter, Poison, Retry
 from .settings import RedisSettings, default_member
+from .turns import Handle
 
 Ack = Literal["auto", "manual"]
 Decode = Callable[[dict[str, bytes]], Any]
-# Makes a coroutine function of the user's function: itself, or a call in a thread.
+# Makes a coroutine function of the user's callback: itself, or a call in a thread.
 Adapt = Callable[[Callable[..., Any]], Callable[..., Awaitable[Any]]]
+# Makes of the user's handler what runs it for a turn.
+AdaptHandler = Callable[[Callable[..., Any]], Handle]
 
 
 @attrs.frozen(kw_only=True)
@@ -62,12 +65,16 @@ class Options:
         for name, function in functions.items():
             _check_kind(name, function, want_async=want_async)
 
-    def engine_config(self, adapt: Adapt, offer: Callable[[Message], Awaitable[None]]) -> EngineConfig:
+    def engine_config(
+        self, adapt: Adapt, adapt_handler: AdaptHandler, offer: Handle, *, handlers: int | None
+    ) -> EngineConfig:
         """Return the configuration of the engine.
 
         Parameters:
-            adapt: makes coroutine functions of the user's functions.
-            offer: takes messages when there is no handler.
+            adapt: makes coroutine functions of the user's callbacks.
+            adapt_handler: makes of the user's handlers what runs them for a turn.
+            offer: takes turns when there is no handler.
+            handlers: how many handlers can run at once; ``None``: any number.
 
         Raises:
             ConfigError: a name or the address of Redis is wrong.
@@ -75,11 +82,6 @@ class Options:
         settings = RedisSettings.of(self.redis)
         batch = self.handler if isinstance(self.handler, Batch) else None
         function = _function(self.handler)
-        one_or_many = offer if function is None else adapt(function)
-
-        async def handle(messages: list[Message]) -> None:
-            await one_or_many(messages if batch is not None else messages[0])  # type: ignore[arg-type]
-
         callbacks: dict[str, ShardsCallback | None] = {
             name: None if callback is None else adapt(callback) for name, callback in self.callbacks.items()
         }
@@ -89,14 +91,15 @@ class Options:
             member=check_member(self.member) if self.member is not None else default_member(settings.machine),
             weight=self.weight,
             work=WorkConfig(
-                handle=handle,
+                handle=offer if function is None else adapt_handler(function),
                 batch=batch,
                 decode=self.decode,
                 concurrency=self.concurrency,
                 auto_ack=self.ack == "auto",
                 retry=self.retry,
                 poison=self.poison,
-                poisoned=adapt(self.poison.handler) if isinstance(self.poison, Poison) else None,
+                poisoned=adapt_handler(self.poison.handler) if isinstance(self.poison, Poison) else None,
+                handlers=0 if function is None else handlers,
                 max_handler_seconds=self.max_handler_seconds,
                 prefetch=self.prefetch,
                 prefetch_bytes=self.prefetch_bytes,

@@ -19,20 +19,42 @@ DEAD_PREFIX = "rsc-dead-"
 class Retry:
     """Hand a failed entry to its handler again, in place, so that order holds; other shards go on meanwhile.
 
+    What the handler (or ``decode``) raised decides whether that makes sense. An error is *fatal* if it is of one of the
+    `fatal` types, or if `retriable` is given and it is of none of those. After a fatal error the entry is not tried
+    again: it goes to the `Poison` or `DeadLetter` of the consumer at once; without one the consumer stops, the entry
+    stays unacknowledged, and ``run`` and ``wait`` raise the error. All other errors are tried again, until ``poison``
+    says that it was often enough.
+
     Parameters:
         backoff_seconds: before the second try; doubled for each further one, with jitter.
         max_backoff_seconds: longest wait.
+        retriable: types of exceptions that another try may mend, with their subclasses; ``None``: all.
+        fatal: types of exceptions that no further try will mend, with their subclasses, `retriable` or not.
 
     Raises:
-        ConfigError: negative, or the wrong way round.
+        ConfigError: negative, the wrong way round, or not types of exceptions.
     """
 
     backoff_seconds: float = 0.1
     max_backoff_seconds: float = 30.0
+    retriable: tuple[type[Exception], ...] | None = None
+    fatal: tuple[type[Exception], ...] = ()
 
     def __attrs_post_init__(self) -> None:
+        for name, types in (("retriable", self.retriable or ()), ("fatal", self.fatal)):
+            given: tuple[object, ...] = types if isinstance(types, tuple) else (None,)
+            if not all(isinstance(one, type) and issubclass(one, Exception) for one in given):
+                raise ConfigError(f"{name}={types!r} must be a tuple of types of exceptions")
         if not 0 <= self.backoff_seconds <= self.max_backoff_seconds:
             raise ConfigError(f"backoff_seconds={self.backoff_seconds} must be between 0 and max_backoff_seconds")
+
+    def is_fatal(self, error: BaseException) -> bool:
+        """Return whether no further try will mend what ended with `error`."""
+        if isinstance(error, self.fatal):
+            return True
+        # What is no Exception is a cancellation that got out of the handler: that says nothing about the entry.
+        listed = self.retriable is None or isinstance(error, self.retriable)
+        return isinstance(error, Exception) and not listed
 
     def delay(self, failures: int, chance: random.Random | None = None) -> float:
         """Return seconds to wait after so many failures in a row, with the jitter that `chance` decides."""
@@ -71,9 +93,10 @@ class Poison:
 
     Parameters:
         handler: takes the `Message`; ``message.error`` is why, ``None`` if every earlier owner died on it. When it
-            returns, the entry is acknowledged; when it raises, the entry is tried again.
-        after_deliveries: so many deliveries are enough; tries in place and takeovers both count.
-        at_once: exception types that no further try will mend.
+            returns, the entry is acknowledged; when it raises, the entry is tried again, or, after a fatal error, given
+            to it again.
+        after_deliveries: so many deliveries are enough; tries in place and takeovers both count. After an error that is
+            fatal for `Retry` a single one is.
 
     Raises:
         ConfigError: `after_deliveries` is not positive.
@@ -81,14 +104,9 @@ class Poison:
 
     handler: Callable[[Message], Any]
     after_deliveries: int = attrs.field(kw_only=True)
-    at_once: tuple[type[Exception], ...] = attrs.field(default=(), kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         _check_after(self.after_deliveries)
-
-    def applies(self, deliveries: int, error: BaseException | None) -> bool:
-        """Return whether an entry is given up, after so many deliveries, the last of which ended with `error`."""
-        return deliveries >= self.after_deliveries or isinstance(error, self.at_once)
 
 
 @attrs.frozen
@@ -100,12 +118,11 @@ class DeadLetter:
 
     Parameters:
         stream: key of a plain Redis stream.
-        after_deliveries, at_once: see `Poison`.
+        after_deliveries: see `Poison`.
     """
 
     stream: str
     after_deliveries: int = attrs.field(kw_only=True)
-    at_once: tuple[type[Exception], ...] = attrs.field(default=(), kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         _check_after(self.after_deliveries)

@@ -200,6 +200,11 @@ class Session:
         """Return shard -> token of the shards in one of `states` (all if none is given)."""
         return {i: s.held.token for i, s in self._shards.items() if not states or s.state in states}
 
+    @property
+    def count(self) -> int:
+        """How many shards it has been given."""
+        return len(self._shards)
+
     def owns(self, held: Held, now: float) -> bool:
         """Whether entries of a shard may be handed out or acknowledged at this moment, as far as one can know here."""
         shard = self._shards.get(held.shard)

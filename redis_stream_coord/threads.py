@@ -35,6 +35,10 @@ class DaemonThreads:
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run ``function(*arguments)`` in a thread and wait for it. Cancelling stops the waiting only."""
+        return await self.start(function, *arguments)
+
+    def start(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        """Have ``function(*arguments)`` run in a thread. Returns: the future of its outcome, on the running loop."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         context = contextvars.copy_context()
@@ -62,7 +66,7 @@ class DaemonThreads:
             self.threads.append(thread)
             thread.start()
         self._queue.put(job)
-        return await future
+        return future
 
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:

@@ -2,45 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from . import telemetry
+from .handling import Ledger
 from .models import Health
+from .pauses import Pauses
 from .session import Session, ShardState, State
 from .worker import Worker
 
+# Heartbeats that may be missed before it is said.
+_MISSED_BEATS = 2
 
-def health(session: Session, workers: Sequence[Worker], now: float) -> Health:
+
+def health(
+    session: Session, workers: Sequence[Worker], ledgers: Mapping[int, Ledger], pauses: Pauses, now: float
+) -> Health:
     """Return how a consumer is, and what it waits for.
 
     Parameters:
         session: its membership.
         workers: of its shards.
+        ledgers: what is in a handler, by shard; of shards that it has lost, too.
+        pauses: which shards are paused.
         now: the time, on the clock of the machine.
     """
-    holds = session.held()
-    draining = session.held(ShardState.DRAINING)
-    waits = ""
-    unclaimed = [worker.unclaimed for worker in workers if worker.unclaimed is not None]
-    behind = any(why.word == "AHEAD" for why in unclaimed)
-    if session.trouble is not None:
-        waits = str(session.trouble)
-    elif unclaimed:
-        waits = str(unclaimed[0])
-    elif draining:
-        waits = f"handlers of shards {sorted(draining)} to finish"
-    elif session.held(ShardState.CLAIMING):
-        waits = f"claims of shards {sorted(session.held(ShardState.CLAIMING))}"
-    elif session.state is State.MEMBER and not holds:
-        waits = "the group to assign it shards"
-    progress = [w.last_progress for w in workers if w.received]
+    wrong = [*_membership_wrong(session, now), *_shards_wrong(session, workers, ledgers, now)]
+    progress = [w.last_progress for w in workers if w.received and not pauses.paused(w.held.shard)]
     return Health(
-        ok=session.trouble is None and not behind and session.state is State.MEMBER and now < session.lease_until,
+        ok=not wrong and session.state is State.MEMBER and now < session.lease_until,
         state=session.state.value,
         lease_remaining_seconds=0.0 if session.finished else max(0.0, session.lease_until - now),
         progress_age_seconds=max((now - at for at in progress), default=0.0),
-        waits_for=waits,
+        waits_for="; ".join(wrong or _awaited(session, pauses)),
     )
+
+
+def _membership_wrong(session: Session, now: float) -> Iterator[str]:
+    if session.trouble is not None:
+        yield str(session.trouble)
+    elif session.state is State.MEMBER:
+        silent = now - session.last_accepted
+        if silent > _MISSED_BEATS * session.timings.heartbeat_seconds:
+            yield f"an answer of Redis to its heartbeats, for {silent:.1f} s"
+
+
+def _shards_wrong(
+    session: Session, workers: Sequence[Worker], ledgers: Mapping[int, Ledger], now: float
+) -> Iterator[str]:
+    for worker in workers:
+        if worker.trouble is not None:
+            yield f"shard {worker.held.shard}: {worker.trouble}"
+    for shard, ledger in sorted(ledgers.items()):
+        for entry_id, turn in list(ledger.busy.items()):
+            age = 0.0 if turn.began is None else now - turn.began
+            # Longer than the group waits for a drain; or than the user allowed.
+            if turn.surrendered or age > session.timings.rebalance_seconds:
+                yield f"shard {shard}: the handler has not returned from entry {entry_id} for {age:.1f} s"
+
+
+def _awaited(session: Session, pauses: Pauses) -> Iterator[str]:
+    if draining := session.held(ShardState.DRAINING):
+        yield f"handlers of shards {sorted(draining)} to finish"
+    elif claiming := session.held(ShardState.CLAIMING):
+        yield f"claims of shards {sorted(claiming)}"
+    elif session.state is State.MEMBER and not session.held():
+        yield "the group to assign it shards"
+    elif paused := [shard for shard in sorted(session.held()) if pauses.paused(shard)]:
+        yield f"resume() of shards {paused}"
 
 
 def readings(

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Coroutine
 from typing import Any, Protocol
 
-from . import commands, handling, telemetry
+from . import commands, handling
 from .commands import Entry, Fence
 from .errors import CoordError, FencedError
 from .handling import Handling, Ledger, WorkConfig
@@ -77,6 +77,7 @@ class Worker:
         self._caught_up = False
         self._doubted = False  # whether the fence has to be looked at before anything more is handed out
         self._in_hand = 0
+        self.trouble: CoordError | None = None  # why it could not claim or read the last time
 
     @property
     def last_progress(self) -> float:
@@ -90,8 +91,12 @@ class Worker:
 
     def stop(self) -> None:
         """Hand out nothing more. What is in a handler goes on."""
-        self._handling.stopping.set()
+        self._handling.stop()
         self._woken.set()
+
+    def withdraw(self) -> None:
+        """Take back what waits for its handler: the shard is paused."""
+        self._handling.withdraw()
 
     def wake(self) -> None:
         """Look again whether there is something to do: a pause has ended."""
@@ -133,10 +138,12 @@ class Worker:
             self._handling.cancelled = True
             await end(self._slots)
             raise
+        finally:
+            self._handling.close()
         await self._owner.draining(self)
         with contextlib.suppress(FencedError):
             await self.flush()
-        await self._handling.uncount()
+        await self._handling.finish(left=self._lanes.count > 0)
         self._owner.drained(self)
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -151,13 +158,13 @@ class Worker:
                     return False
                 # Not to be forced: the shard stays unread until the cause is gone.
                 self._log.warning("cannot claim: %s", error, shard=self.fence.shard)
-                if error.word == "AHEAD" and (self.unclaimed is None or self.unclaimed.word != "AHEAD"):
+                if error.word == "AHEAD" and (self.trouble is None or self.trouble.word != "AHEAD"):
                     whom = {telemetry.STREAM: self._keys.stream, telemetry.GROUP: self._keys.group}
                     telemetry.metadata_regressions.add(1, {**whom, telemetry.MEMBER: self.fence.member})
-                self.unclaimed = error
+                self.trouble = error
                 await self._handling.pause(_PAUSE_SECONDS)
             else:
-                self.unclaimed = None
+                self.trouble = None
                 return True
         return False
 
@@ -200,18 +207,19 @@ class Worker:
             after=self._after,
             count=max(1, self._room()),
             max_bytes=self._config.prefetch_bytes - self._lanes.bytes,
+            each=self._handling.each(),
         )
         try:
             page = await self._runner.run(command)
         except FencedError:
             raise
         except CoordError as error:
-            self._doubted = False
+            self._doubted, self.trouble = False, error
             # Said once per second and shard, not at every try: the data may be gone for good.
             self._log.warning("cannot read: %s", error, shard=self.fence.shard)
             await self._handling.pause(_PAUSE_SECONDS)
             return True
-        self._doubted = False
+        self._doubted, self.trouble = False, None
         if page.recreated_at is not None:
             self._log.warning(
                 "the consumer group had vanished from the stream; made anew at %s",
@@ -219,16 +227,17 @@ class Worker:
                 shard=self.fence.shard,
             )
         for entry_id in page.gone:
-            telemetry.handled.add(1, {telemetry.OUTCOME: "gone"})
-            self._log.error("entry %s was deleted or trimmed before it was handled", entry_id, shard=self.fence.shard)
+            self._handling.gone(entry_id)
         self._after = page.last or self._after
+        if page.entries and not self.received:
+            self._handling.last_progress = self._clock()  # it was idle until now, and that is no lack of progress
+        if not self._caught_up:
+            self._handling.suspects.update(entry.id for entry in page.entries)
         for entry in page.entries:
             self._lanes.add(entry)
-            self._handling.received(entry)
         if page.caught_up and not self._caught_up:
-            # What is pending no more needs no remembering.
             self._caught_up = True
-            self._ledger.finished.intersection_update([*self._handling.acks.ids, *(entry.id for entry in page.entries)])
+            self._ledger.keep({*self._handling.acks.ids, *self._handling.suspects})
         if page.wait_after is None:
             return True
         waiting = self._owner.wait_for_entries(self.fence.shard, page.wait_after)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -87,10 +87,13 @@ def claim(keys: GroupKeys, fence: Fence) -> Command[str]:
     )
 
 
-def read(keys: GroupKeys, fence: Fence, *, after: str, count: int, max_bytes: int = 16 << 20) -> Command[Page]:
+def read(
+    keys: GroupKeys, fence: Fence, *, after: str, count: int, max_bytes: int = 16 << 20, each: bool = False
+) -> Command[Page]:
     """Read up to `count` entries beyond `after`, the last id received under this claim.
 
-    The entries together have at most `max_bytes`, unless the first alone has more.
+    The entries together have at most `max_bytes`, unless the first alone has more. `each`: this owner writes down each
+    delivery; without it a takeover presumes that the first pending entry was in a handler.
 
     Raises (when run): `FencedError`; `NotFoundError` if the shard's stream does not exist.
     """
@@ -106,6 +109,7 @@ def read(keys: GroupKeys, fence: Fence, *, after: str, count: int, max_bytes: in
             "after": after,
             "count": count,
             "max_bytes": max(1, max_bytes),
+            "each": int(each),
         },
         _page,
         **_whom(keys, fence),
@@ -160,9 +164,11 @@ def ack(keys: GroupKeys, fence: Fence, ids: Sequence[str], *, delete: bool = Fal
 
 
 def note_deliveries(
-    keys: GroupKeys, fence: Fence, entry_id: str, deliveries: int, *, if_first: bool = False
+    keys: GroupKeys, fence: Fence, counts: Mapping[str, int], *, all_known: bool = False
 ) -> Command[None]:
-    """Record how often a pending entry has been delivered; `if_first`: unless another is pending before it.
+    """Record for pending entries the number of the delivery that comes next.
+
+    `all_known`: the counts of all that is pending are right now; a takeover need not presume a delivery.
 
     Raises (when run): `FencedError`.
     """
@@ -175,9 +181,8 @@ def note_deliveries(
             "incarnation": fence.incarnation,
             "token": fence.token,
             "nonce": fence.nonce,
-            "id": entry_id,
-            "deliveries": deliveries,
-            "if_first": int(if_first),
+            "all_known": int(all_known),
+            "counts": [part for pair in counts.items() for part in pair],
         },
         lambda answer: None,
         **_whom(keys, fence),

@@ -1,5 +1,6 @@
--- Write down how often an entry has been delivered, after its handler failed. So the count outlives the process, and a
--- poison entry is recognised by its next owner too.
+-- Write down which delivery of pending entries comes next, so that the counts outlive the process, and a poison entry
+-- is recognised by its next owner too.
+-- @include counts
 -- @include fence
 -- @key stream
 -- @key fence
@@ -8,12 +9,14 @@
 -- @arg incarnation integer
 -- @arg token integer
 -- @arg nonce string
--- @arg id string
--- @arg deliveries integer
--- @arg if_first integer   1: only if nothing before it is pending
+-- @arg all_known integer   1: the counts of all pending entries are right now; a takeover need not presume anything
+-- @arg counts list         id, count of each entry
 -- @returns OK
 fence.check(key.fence, arg)
-if arg.if_first == 1 and redis.call('XPENDING', key.stream, arg.group)[2] ~= arg.id then return { 'OK' } end
--- JUSTID does not count up by itself; the idle time starts anew, which nothing here looks at.
-redis.call('XCLAIM', key.stream, arg.group, arg.member, 0, arg.id, 'RETRYCOUNT', arg.deliveries, 'JUSTID')
+for i = 1, #arg.counts, 2 do
+  -- What is pending no more is left alone. JUSTID does not count up by itself; the idle time starts anew, which nothing
+  -- here looks at.
+  redis.call('XCLAIM', key.stream, arg.group, arg.member, 0, arg.counts[i], 'RETRYCOUNT', arg.counts[i + 1], 'JUSTID')
+end
+if arg.all_known == 1 then counts.mark(key.fence, arg.token, true) end
 return { 'OK' }

@@ -1,6 +1,7 @@
 -- Read a shard under its fence. First what is pending in the group beyond the last id received under this claim,
 -- whoever's it was, in id order: a takeover reads from 0-0, and a lost reply loses nothing. Then new entries.
 -- @include refuse
+-- @include counts
 -- @include fence
 -- @include position
 -- @key stream
@@ -13,12 +14,14 @@
 -- @arg after string        last id received under this claim; 0-0: none
 -- @arg count integer       at most so many entries
 -- @arg max_bytes integer   and so many bytes, unless the first alone has more
+-- @arg each integer        1: this owner writes each delivery down
 -- @returns OK, highest id seen or '', 1 if nothing is pending beyond it, id to wait beyond or '', position if the group
 --   was made anew or '', ids of pending entries that exist no more, then id, deliveries, fields of each entry
 -- @error STREAM_MISSING
 local stored = fence.check(key.fence, arg)
 if redis.call('EXISTS', key.stream) == 0 then refuse('STREAM_MISSING', key.stream) end
 local recreated, gone, entries, deliveries, last, bytes = '', {}, {}, {}, '', 0
+local presumed = arg.after == '0-0' and counts.presumed(key.fence, arg.token)
 local page = redis.pcall('XPENDING', key.stream, arg.group, '(' .. arg.after, '+', arg.count + 1)
 if page.err and string.find(page.err, 'NOGROUP', 1, true) then
   -- At 0 everything would come again, at $ entries would be lost.
@@ -30,6 +33,7 @@ elseif page.err then
 end
 local caught_up = #page <= arg.count
 if not caught_up then page[#page] = nil end
+counts.mark(key.fence, arg.token, arg.each == 1)
 
 -- Is there room for one more entry? The first one always has: it could never be read otherwise.
 local function fits(entry)
@@ -49,20 +53,16 @@ for i, row in ipairs(page) do
   end
   last, claim[#claim + 1] = row[1], row[1]
   if entry then
-    -- The first one was in a handler, if any: the previous owner handled its shard in order. The others were only
-    -- read ahead, and that is no delivery.
-    local count = row[4] + (i == 1 and arg.after == '0-0' and 1 or 0)
-    entries[#entries + 1], deliveries[#entries + 1] = entry, count
+    entries[#entries + 1], deliveries[#entries + 1] = entry, row[4] + (i == 1 and presumed and 1 or 0)
   else
     redis.call('XACK', key.stream, arg.group, row[1])
     gone[#gone + 1] = row[1]
   end
 end
 if #claim > 5 then
-  -- JUSTID leaves the delivery counts alone.
-  claim[#claim + 1] = 'JUSTID'
+  claim[#claim + 1] = 'JUSTID' -- leaves the delivery counts alone
   redis.call(unpack(claim))
-  if entries[1] and arg.after == '0-0' and entries[1][1] == page[1][1] then
+  if entries[1] and presumed and entries[1][1] == page[1][1] then
     redis.call('XCLAIM', key.stream, arg.group, arg.member, 0, page[1][1], 'RETRYCOUNT', deliveries[1], 'JUSTID')
   end
 end

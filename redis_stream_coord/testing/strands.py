@@ -147,6 +147,20 @@ class Strands:
         running.add_done_callback(lambda _: self._give_back(strand))
         return await asyncio.shield(running)
 
+    def start(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        """Have ``function(*arguments)`` run. Returns: the future of its outcome, which the caller may end before."""
+        outcome: asyncio.Future[T] = self._loop.create_future()
+
+        def ended(running: asyncio.Future[T]) -> None:
+            if running.cancelled() or (error := running.exception()) is None:
+                if not outcome.done() and not running.cancelled():
+                    outcome.set_result(running.result())
+            elif not outcome.done():
+                outcome.set_exception(error)
+
+        asyncio.ensure_future(self.call(function, *arguments)).add_done_callback(ended)
+        return outcome
+
     def _give_back(self, strand: Strand) -> None:
         self._idle.append(strand)
         while self._waiting:

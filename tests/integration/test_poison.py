@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from redis_stream_coord import Batch, DeadLetter, Message, Poison, RedisSettings
+from redis_stream_coord import Batch, DeadLetter, Message, Poison, RedisSettings, Retry
 from tests.integration.kit import GROUP, Bench, Crew, Recorder, sha, two_servers
 from tests.proxy import LossyProxy
 from tests.waiting import eventually
@@ -60,8 +60,8 @@ def test_some_errors_are_poison_at_once(bench: Bench, crew: Crew) -> None:
     bench.create(shards=1)
     ids = bench.fill(0, 2)
     given: list[Message] = []
-    poison = Poison(given.append, after_deliveries=10**6, at_once=(Hopeless,))
-    a = crew.start("a", fail_on(ids[0], error=Hopeless), poison=poison)
+    poison = Poison(given.append, after_deliveries=10**6)
+    a = crew.start("a", fail_on(ids[0], error=Hopeless), poison=poison, retry=Retry(fatal=(Hopeless,)))
     a.finishes(ids[1])
     assert a.recorder.ids() == ids
     assert [message.id for message in given] == ids[:1]
@@ -83,6 +83,40 @@ def test_entry_is_tried_again_when_it_could_not_be_given_up(bench: Bench, crew: 
     assert a.recorder.ids() == [ids[0]] * 4 + ids[1:]
     assert calls == [2, 3, 4]
     all_acknowledged(bench)
+
+
+def test_fatal_error_that_could_not_be_given_up_is_not_handled_again(bench: Bench, crew: Crew) -> None:
+    bench.create(shards=1)
+    ids = bench.fill(0, 2)
+    calls: list[int] = []
+
+    def give_up(message: Message) -> None:
+        calls.append(message.deliveries)
+        if len(calls) < 3:
+            raise OSError("the place for them is full")
+
+    retry = Retry(backoff_seconds=0.01, max_backoff_seconds=0.05, retriable=(OSError,))
+    a = crew.start("a", fail_on(ids[0]), poison=Poison(give_up, after_deliveries=10**6), retry=retry)
+    a.finishes(ids[1])
+    assert a.recorder.ids() == ids
+    assert calls == [1, 1, 1]
+    all_acknowledged(bench)
+
+
+def test_fatal_error_without_poison_stops_the_consumer_with_that_error(bench: Bench, crew: Crew) -> None:
+    bench.create(shards=2)
+    (bad,), others = bench.fill(0), bench.fill(1, 3)
+    a = crew.start("a", fail_on(bad, error=Hopeless), retry=Retry(fatal=(Hopeless,)))
+    with pytest.raises(Hopeless, match="on purpose"):
+        a.consumer.wait(20)
+    # As at any stop: callbacks, acknowledgements, and the group is told.
+    assert a.kinds(0)[-1] == "revoked"
+    assert bench.view().members == {}
+    assert list(bench.pending(0)) == [bad]
+    assert a.recorder.ids(0) == [bad]
+    b = crew.start("b")
+    b.finishes(bad, *set(others) - set(a.recorder.done()))
+    assert next(one.deliveries for one in b.recorder.began if one.id == bad) == 2
 
 
 def test_without_poison_an_entry_is_tried_for_ever(bench: Bench, crew: Crew) -> None:
@@ -199,8 +233,8 @@ def test_what_cannot_be_decoded_becomes_a_dead_letter(bench: Bench, crew: Crew) 
     bench.create(shards=1)
     bad = bench.producer.publish({"data": "{"}, key="k").id
     good = bench.producer.publish({"data": "{}"}, key="k").id
-    poison = DeadLetter("dead", after_deliveries=10**6, at_once=(ValueError,))
-    a = crew.start("a", decode=lambda fields: json.loads(fields["data"]), poison=poison)
+    poison, retry = DeadLetter("dead", after_deliveries=10**6), Retry(fatal=(ValueError,))
+    a = crew.start("a", decode=lambda fields: json.loads(fields["data"]), poison=poison, retry=retry)
     a.finishes(good)
     assert a.recorder.ids() == [good]
     (letter,) = dead(bench)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -69,26 +70,34 @@ def test_what_makes_no_sense_is_refused(make: Callable[[], object]) -> None:
 # --- Poison ---------------------------------------------------------------------------------------------------------
 
 
+# --- fatal errors ---------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
-    ("deliveries", "error", "applies"),
+    ("retry", "error", "fatal"),
     [
-        (1, ValueError(), False),
-        (2, ValueError(), False),
-        (3, ValueError(), True),
-        (4, None, True),
-        (1, None, False),
-        (1, KeyError(), True),
-        (1, LookupError(), False),
+        (Retry(), ValueError(), False),
+        (Retry(fatal=(LookupError,)), KeyError(), True),
+        (Retry(fatal=(LookupError,)), ValueError(), False),
+        (Retry(retriable=(OSError,)), ConnectionError(), False),
+        (Retry(retriable=(OSError,)), ValueError(), True),
+        # Both say something: what no further try will mend is not tried again.
+        (Retry(retriable=(OSError,), fatal=(ConnectionError,)), ConnectionError(), True),
+        (Retry(retriable=(ConnectionError,), fatal=(OSError,)), ConnectionError(), True),
+        (Retry(retriable=()), ValueError(), True),
+        # No failure of the entry.
+        (Retry(retriable=(OSError,)), asyncio.CancelledError(), False),
     ],
 )
-def test_poison_applies_after_so_many_deliveries_or_at_once(
-    deliveries: int, error: Exception | None, applies: bool
-) -> None:
-    assert Poison(print, after_deliveries=3, at_once=(KeyError,)).applies(deliveries, error) is applies
+def test_errors_are_fatal_or_worth_another_try(retry: Retry, error: BaseException, fatal: bool) -> None:
+    assert retry.is_fatal(error) is fatal
 
 
-def test_subclasses_are_poison_at_once_too() -> None:
-    assert Poison(print, after_deliveries=3, at_once=(LookupError,)).applies(1, KeyError("k"))
+@pytest.mark.parametrize("name", ["retriable", "fatal"])
+@pytest.mark.parametrize("types", [ValueError, [ValueError], ("ValueError",), (ValueError(),), (KeyboardInterrupt,)])
+def test_types_of_errors_are_a_tuple_of_exceptions(name: str, types: Any) -> None:
+    with pytest.raises(ConfigError, match=name):
+        Retry(**{name: types})
 
 
 # --- dead letters ---------------------------------------------------------------------------------------------------
