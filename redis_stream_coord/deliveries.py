@@ -53,7 +53,7 @@ class Deliveries:
         self._turns = turns
         self._known = known
         self._fenced = fenced
-        self._mine: set[str] = set()  # what was handed out under this token, of what is known
+        self._mine: dict[str, None] = {}  # what was handed out under this token, of what is known
         self._written: dict[str, int] = {}  # what Redis has, where it was told something
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -74,13 +74,13 @@ class Deliveries:
 
     def _set(self, entry_id: str, count: int) -> None:
         self._known[entry_id] = count
-        self._mine.add(entry_id)
+        self._mine[entry_id] = None
 
     def forget(self, entry_id: str) -> None:
         """An entry is finished."""
         self._known.pop(entry_id, None)
         self._written.pop(entry_id, None)
-        self._mine.discard(entry_id)
+        self._mine.pop(entry_id, None)
 
     async def write(self, counts: Mapping[str, int], *, all_known: bool = False) -> None:
         """Write counts down. At worst one is lost: there is no second try. Raises: `FencedError`."""

@@ -155,7 +155,7 @@ class Handling:
         self._ledger = ledger
         self._log = log
         self._loop = asyncio.get_running_loop()
-        self._turns: set[Turn] = set()
+        self._turns: dict[Turn, None] = {}  # in their order, so that a run can be repeated
         self._deliveries = Deliveries(runner, keys, fence, self._turns, ledger.deliveries, fenced)
         # Perhaps pending when the shard was taken over: one of them may have ended its owner.
         self.suspects: set[str] = set()
@@ -330,7 +330,7 @@ class Handling:
 
     async def _run(self, turn: Turn, handle: Handle) -> None:
         """Run a handler, so that others know of it."""
-        self._turns.add(turn)
+        self._turns[turn] = None
         self._ledger.busy.update(dict.fromkeys(turn.ids, turn))
         if self._config.max_handler_seconds is not None:
             self._watch(turn, self._config.max_handler_seconds)
@@ -343,7 +343,7 @@ class Handling:
         finally:
             if turn.watchdog is not None:
                 turn.watchdog.cancel()
-            self._turns.discard(turn)
+            del self._turns[turn]
             for entry_id in turn.ids:
                 if self._ledger.busy.get(entry_id) is turn:
                     del self._ledger.busy[entry_id]

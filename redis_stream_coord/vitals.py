@@ -9,6 +9,7 @@ from .handling import Ledger
 from .models import Health
 from .pauses import Pauses
 from .session import Session, ShardState, State
+from .turns import Turn
 from .worker import Worker
 
 # Heartbeats that may be missed before it is said.
@@ -34,7 +35,7 @@ def health(
         state=session.state.value,
         lease_remaining_seconds=0.0 if session.finished else max(0.0, session.lease_until - now),
         progress_age_seconds=max((now - at for at in progress), default=0.0),
-        waits_for="; ".join(wrong or _awaited(session, pauses)),
+        waits_for="; ".join(wrong or _awaited(session, ledgers, pauses, now)),
     )
 
 
@@ -53,15 +54,20 @@ def _shards_wrong(
     for worker in workers:
         if worker.trouble is not None:
             yield f"shard {worker.held.shard}: {worker.trouble}"
+    for shard, entry_id, turn, age in _handlers(ledgers, now):
+        if turn.surrendered:
+            yield f"shard {shard}: the handler has not returned from entry {entry_id} for {age:.1f} s"
+
+
+def _handlers(ledgers: Mapping[int, Ledger], now: float) -> Iterator[tuple[int, str, Turn, float]]:
+    """Yield shard, entry and call of each handler that runs, and for how long it does."""
     for shard, ledger in sorted(ledgers.items()):
         for entry_id, turn in list(ledger.busy.items()):
-            age = 0.0 if turn.began is None else now - turn.began
-            # Longer than the group waits for a drain; or than the user allowed.
-            if turn.surrendered or age > session.timings.rebalance_seconds:
-                yield f"shard {shard}: the handler has not returned from entry {entry_id} for {age:.1f} s"
+            if turn.began is not None:
+                yield shard, entry_id, turn, now - turn.began
 
 
-def _awaited(session: Session, pauses: Pauses) -> Iterator[str]:
+def _awaited(session: Session, ledgers: Mapping[int, Ledger], pauses: Pauses, now: float) -> Iterator[str]:
     if draining := session.held(ShardState.DRAINING):
         yield f"handlers of shards {sorted(draining)} to finish"
     elif claiming := session.held(ShardState.CLAIMING):
@@ -70,6 +76,10 @@ def _awaited(session: Session, pauses: Pauses) -> Iterator[str]:
         yield "the group to assign it shards"
     elif paused := [shard for shard in sorted(session.held()) if pauses.paused(shard)]:
         yield f"resume() of shards {paused}"
+    for shard, entry_id, _, age in _handlers(ledgers, now):
+        # Longer than a drain may take. Without ``max_handler_seconds`` nobody said that this is wrong.
+        if age > session.timings.rebalance_seconds:
+            yield f"shard {shard}: the handler to return from entry {entry_id}, for {age:.1f} s"
 
 
 def readings(
