@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Coroutine
 from typing import Any, Protocol
 
-from . import commands, handling
+from . import commands, handling, telemetry
 from .commands import Entry, Fence
 from .errors import CoordError, FencedError
 from .handling import Handling, Ledger, WorkConfig
@@ -67,7 +67,6 @@ class Worker:
         self._log = log
         self._handling = Handling(owner, runner, keys, fence, config, ledger=ledger, fenced=self.look, log=log)
         self._lanes = Lanes(by_key=config.concurrency > 1)
-        self.unclaimed: CoordError | None = None  # why the fence could not be raised yet
         self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
         self._slots: set[asyncio.Task[None]] = set()

@@ -48,6 +48,8 @@ def test_failing_handler_gets_the_entry_again_in_place_and_others_wait(bench: Be
     ids = bench.fill(0, 3)
 
     def fail_three_times(message: Message) -> None:
+        if message.shard == 1:
+            return  # an entry of another shard may have the same id
         deliveries.append((message.id, message.deliveries))
         if message.id == ids[1] and message.deliveries <= 3:
             raise ValueError("on purpose")
@@ -57,7 +59,7 @@ def test_failing_handler_gets_the_entry_again_in_place_and_others_wait(bench: Be
     a.finishes(*ids, *other)
     assert a.recorder.ids(0) == [ids[0], ids[1], ids[1], ids[1], ids[1], ids[2]]
     expected = [(ids[0], 1), (ids[1], 1), (ids[1], 2), (ids[1], 3), (ids[1], 4), (ids[2], 1)]
-    assert [delivery for delivery in deliveries if delivery[0] not in other] == expected
+    assert deliveries == expected
     eventually(lambda: not bench.pending(0), what="all acknowledgements")
 
 

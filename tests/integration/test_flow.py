@@ -285,7 +285,7 @@ def test_seek_while_the_shard_moves_does_not_hold_up_the_move(bench: Bench, crew
     eventually(lambda: len(a.recorder.ids()) == 2, what="both in their handlers")
     seek(bench, "oldest")
     workers = list(a.consumer._engine._workers.values())  # type: ignore[union-attr]
-    eventually(lambda: all(worker._stopping.is_set() for worker in workers), what="the fences met")
+    eventually(lambda: all(worker._handling.stopping.is_set() for worker in workers), what="the fences met")
     b = crew.start("b")
     eventually(lambda: bench.view().members["a"].revoking, what="a revoke")
     a.recorder.release()
