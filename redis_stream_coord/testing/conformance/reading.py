@@ -71,7 +71,7 @@ def zombie_can_do_nothing(bench: Bench) -> None:
     zombie: list[Command[Any]] = [
         read(bench.keys, fence, after="0-0", count=10),
         ack(bench.keys, fence, entries[:1]),
-        note_deliveries(bench.keys, fence, entries[0], 7),
+        note_deliveries(bench.keys, fence, {entries[0]: 7}),
         trim(bench.keys, fence, keep=0, groups=[GROUP]),
     ]
     for command in zombie:
@@ -183,10 +183,46 @@ def delivery_counts_outlive_their_owner(bench: Bench) -> None:
     a = owner(bench)
     entries = bench.fill(0, 2)
     page(bench, a)
-    bench.run(note_deliveries(bench.keys, a.fence(0), entries[0], 5))
+    bench.run(note_deliveries(bench.keys, a.fence(0), {entries[0]: 5}))
     assert bench.pending()[entries[0]] == ("a", 5)
     b = takes_over(bench, a)
     assert [entry.deliveries for entry in page(bench, b).entries] == [6, 1]
+
+
+@case
+def takeover_presumes_no_delivery_where_each_is_written_down(bench: Bench) -> None:
+    """Counts of an owner that writes each delivery down are taken as they are; what was only read ahead has none."""
+    a = owner(bench)
+    entries = bench.fill(0, 3)
+    bench.run(read(bench.keys, a.fence(0), after="0-0", count=10, each=True))
+    bench.run(note_deliveries(bench.keys, a.fence(0), {entries[1]: 2, entries[2]: 4}))
+    b = takes_over(bench, a)
+    assert [entry.deliveries for entry in page(bench, b).entries] == [1, 2, 4]
+    # This one hands out one after another again.
+    c = takes_over(bench, b, "c")
+    assert [entry.deliveries for entry in page(bench, c).entries] == [2, 2, 4]
+
+
+@case
+def takeover_presumes_no_delivery_after_a_drain(bench: Bench) -> None:
+    """An owner that drained says that nothing was with a handler."""
+    a = owner(bench)
+    bench.fill(0, 2)
+    page(bench, a)
+    bench.run(note_deliveries(bench.keys, a.fence(0), {}, all_known=True))
+    b = takes_over(bench, a)
+    assert [entry.deliveries for entry in page(bench, b).entries] == [1, 1]
+
+
+@case
+def takeover_is_counted_once_however_often_it_is_read(bench: Bench) -> None:
+    """A takeover that is read again, because its answer was lost, presumes no second delivery."""
+    a = owner(bench)
+    bench.fill(0, 2)
+    page(bench, a)
+    b = takes_over(bench, a)
+    for _ in range(3):
+        assert [entry.deliveries for entry in page(bench, b).entries] == [2, 1]
 
 
 @case
