@@ -35,7 +35,7 @@ _SECONDS = 60.0
 only_redis7 = pytest.mark.parametrize("server", ["redis7"], indirect=True)
 
 
-def _environment(url: str) -> dict[str, str]:
+def environment(url: str) -> dict[str, str]:
     # Without the checkout in PYTHONPATH, the package that is installed is used; here it is needed.
     return {**os.environ, "REDIS_STREAM_COORD_URL": url, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
@@ -43,7 +43,7 @@ def _environment(url: str) -> dict[str, str]:
 def _run(program: Path, url: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-W", "error", program],
-        env=_environment(url),
+        env=environment(url),
         capture_output=True,
         text=True,
         timeout=_SECONDS,
@@ -127,7 +127,7 @@ def _running(program: Path, url: str) -> Iterator[subprocess.Popen[str]]:
     output = program.with_suffix(f".{os.urandom(4).hex()}.out")
     with output.open("w") as file:
         process = subprocess.Popen(
-            [sys.executable, program], env=_environment(url), stdout=file, stderr=subprocess.STDOUT, text=True
+            [sys.executable, program], env=environment(url), stdout=file, stderr=subprocess.STDOUT, text=True
         )
     try:
         yield process
@@ -181,7 +181,7 @@ def test_programs_of_the_tutorial(server: Server, tmp_path: Path) -> None:
         assert client.exists("orders:0")
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.stem)
 def test_python_in_the_documentation_compiles(page: Path) -> None:
     for block in _blocks(page):
         compile(textwrap.dedent(block), str(page), "exec")
