@@ -52,6 +52,7 @@ from .monitor import AsyncMonitor, Monitor
 from .policies import Batch, DeadLetter, Poison, Retry
 from .producer import AsyncProducer, Producer, Router
 from .settings import RedisSettings
+from .triage import Finding
 from .views import (
     AssignmentView,
     AuditEntry,
@@ -93,6 +94,7 @@ __all__ = [
     "EventEntry",
     "FenceView",
     "FencedError",
+    "Finding",
     "FrozenError",
     "GroupHealth",
     "GroupView",

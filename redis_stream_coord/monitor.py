@@ -10,6 +10,7 @@ from .models import GroupView, MemberView
 from .reads import Reads
 from .runner import AsyncRunner, SyncRunner
 from .settings import RedisSettings
+from .triage import Finding
 from .views import AssignmentView, AuditEntry, EventEntry, RoutingView, ShardStatus, StoredEntry, SystemHealth
 
 
@@ -122,6 +123,13 @@ class Monitor:
         """
         return self._runner.drive(self._reads.events(stream, group, count))
 
+    def triage(self, stream: str, *, group: str) -> Sequence[Finding]:
+        """Walk the checklists of the runbook on a group of a stream: who is stuck where, and what to do next.
+
+        Raises: `NotFoundError`, `MetadataError`.
+        """
+        return self._runner.drive(self._reads.triage(stream, group))
+
     def close(self) -> None:
         """Close the connections."""
         self._runner.close()
@@ -194,6 +202,10 @@ class AsyncMonitor:
     async def events(self, stream: str, *, group: str, count: int = 100) -> Sequence[EventEntry]:
         """Return the newest transitions of a group, newest first; see `Monitor.events`."""
         return await self._runner.drive(self._reads.events(stream, group, count))
+
+    async def triage(self, stream: str, *, group: str) -> Sequence[Finding]:
+        """Walk the checklists of the runbook; see `Monitor.triage`."""
+        return await self._runner.drive(self._reads.triage(stream, group))
 
     async def close(self) -> None:
         """Close the connections."""

@@ -7,12 +7,13 @@ from typing import Any
 
 import attrs
 
-from . import commands
+from . import commands, triage
 from .commands import Command, Saga, Together
 from .errors import ConfigError, CoordError, NotFoundError, RedisUnavailableError
 from .keys import GroupKeys, StreamKeys
 from .models import GroupView, Layout
 from .settings import RedisSettings
+from .triage import Finding
 from .views import (
     AuditEntry,
     EventEntry,
@@ -34,7 +35,7 @@ def assess(view: GroupView) -> tuple[str, ...]:
     Returns:
         A sentence for each problem; empty when all is well, also while shards move as they should.
     """
-    problems = list(view.violations())
+    problems = view.degraded()
     for member in view.members.values():
         if member_state(member) == "overdue":
             problems.append(f"member {member.id} is overdue by {-(member.lease_remaining_ms or 0)} ms")
@@ -158,6 +159,12 @@ class Reads:
         pages = yield from together([commands.pending_of(keys, shard, ids) for shard, ids in by_shard.items()])
         pending = {(s, one.id): one for s, page in zip(by_shard, pages, strict=True) for one in page}
         return [attrs.evolve(entry, pending=pending.get((entry.shard, entry.id))) for entry in entries]
+
+    def triage(self, stream: str, group: str) -> Saga[list[Finding]]:
+        view: GroupView = yield commands.describe(self.group_keys(stream, group))
+        shards = yield from self.shards(stream, group)
+        events: list[EventEntry] = yield commands.event_log(self.group_keys(stream, group), count=1000)
+        return triage.rebalance(view, shards, events)
 
     def audit(self, stream: str, group: str | None, count: int) -> Saga[list[AuditEntry]]:
         key = self.stream_keys(stream).audit if group is None else self.group_keys(stream, group).audit

@@ -280,7 +280,29 @@ def _happened(event: EventEntry) -> tuple[object, ...]:
     return moment(event.at_ms), event.type, event.member, event.shard, details
 
 
+_LEVELS = {"ok": ("ok  ", "green"), "wait": ("wait", "yellow"), "act": ("ACT ", "bold red")}
+
+
+@click.command("triage", cls=ReadCommand)
+@STREAM
+@GROUP
+def triage(session: Session, *, stream: str, group: str) -> View:
+    """Walk the runbook's checklists: who is stuck where, and what to do. Exit code 10 if somebody has to act."""
+    found = session.monitor.triage(stream, group=group)
+    shown: list[RenderableType] = []
+    for checklist in dict.fromkeys(one.checklist for one in found):
+        shown.append(Text(f"{checklist} of {stream}/{group}", style="bold"))
+        for one in found:
+            if one.checklist == checklist:
+                word, style = _LEVELS[one.level]
+                shown.append(Text.assemble(f"  {one.step}. ", (word, style), f" {one.text}."))
+                if one.next:
+                    shown.append(f"          -> {one.next}")
+    return View(found, shown, Exit.PROBLEMS if any(one.level == "act" for one in found) else Exit.OK)
+
+
 COMMANDS = (
+    triage,
     health,
     groups,
     describe,

@@ -36,6 +36,7 @@ NAMES = [
     "EventEntry",
     "FenceView",
     "FencedError",
+    "Finding",
     "FrozenError",
     "GroupHealth",
     "GroupView",
