@@ -288,8 +288,14 @@ REFUSALS: Mapping[str, Refusal] = MappingProxyType(
     {
         "AHEAD": Refusal(
             MetadataRegressionError,
-            "a key on the shard's slot is of a later lifecycle than the group's metadata: {detail}",
-            "The metadata was lost or restored from an old backup. Do not force it: recreate the group.",
+            "a key on the shard's slot is ahead of the stored record: {detail}",
+            "The record was lost or restored from an old backup. Do not force it: recreate the group.",
+        ),
+        "BUSY": Refusal(
+            ConflictError,
+            "not at this moment: {detail}",
+            "Try again in some milliseconds; if it stays so, Monitor.resharding({stream!r}) says what it waits for.",
+            retriable=True,
         ),
         "CLOSED": Refusal(
             RoutingUnavailableError,
@@ -322,22 +328,67 @@ REFUSALS: Mapping[str, Refusal] = MappingProxyType(
             "there is no such group",
             "Create it: Admin(redis, requested_by=...).create({stream!r}, group={group!r}, shards=..., reason=...).",
         ),
+        "LATE": Refusal(
+            ConflictError,
+            "the shard is past the resharding that this was meant for: {detail}",
+            "Another driver carried it on. The stream's record says how far it is.",
+            retriable=True,
+        ),
         "METADATA_REGRESSION": Refusal(
             MetadataRegressionError,
             "the metadata is older than what this member has seen: {detail}",
             "Redis lost writes or an old backup was restored. The group reads nothing until an operator "
             "restores or recreates it.",
         ),
+        "MOVED_ON": Refusal(
+            ConflictError,
+            "the resharding has moved on: {detail}",
+            "Another driver carried it on. The stream's record says how far it is.",
+            retriable=True,
+        ),
+        "NOT_CLOSED": Refusal(
+            ConflictError,
+            "the shard has not been closed for the layout that it should be opened for: {detail}",
+            "Its route lost writes. The driver closes it first, and notes the larger cut.",
+            retriable=True,
+        ),
         "NOT_EMPTY": Refusal(
             ConflictError,
             "the group has live members: {detail}",
             "Stop its consumers first, or pass force=True.",
+        ),
+        "NOT_READY": Refusal(
+            ConflictError,
+            "the resharding cannot move on yet: {detail}",
+            "Its driver goes on with what is missing.",
+            retriable=True,
+        ),
+        "NOT_RESHARDING": Refusal(
+            ConflictError,
+            "that resharding is not under way: {detail}",
+            "To go back after its end, scale to the earlier number of shards.",
+        ),
+        "ORDER_UNSUPPORTED": Refusal(
+            ConflictError,
+            "the order of keys cannot be kept across a resharding of a stream that routes by {detail}",
+            "It moves keys between any two shards, so every shard would have to wait for every other. Pass "
+            "ordered=False, or stop the producers and let the groups drain first.",
+        ),
+        "RESHARDING": Refusal(
+            ConflictError,
+            "the stream is being resharded already: {detail}",
+            "Wait for its end, or take it back: Admin.rollback.",
         ),
         "ROUTE_MISSING": Refusal(
             RoutingUnavailableError,
             "the shard's route key is missing",
             "It was deleted or lost. Call Admin.create(..., exist_ok=True) while the stream is being created, "
             "or repair its routes.",
+        ),
+        "SAME_SHARD_COUNT": Refusal(
+            ConflictError,
+            "the stream has that number of shards already: {detail}",
+            "There is nothing to do.",
         ),
         "SESSION_EXISTS": Refusal(
             FencedError,
@@ -354,6 +405,12 @@ REFUSALS: Mapping[str, Refusal] = MappingProxyType(
             ConfigError,
             "the stream is not known yet, so its number of shards must be given",
             "Pass shards=N to create.",
+        ),
+        "STALE_RECORD": Refusal(
+            ConflictError,
+            "a route is not made from a record that was read too long ago: {detail}",
+            "The driver reads it again. If it stays so, the clocks of the Redis nodes differ by half a minute.",
+            retriable=True,
         ),
         "STALE_ROUTE": Refusal(
             RoutingUnavailableError,

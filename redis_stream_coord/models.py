@@ -204,6 +204,7 @@ class Layout:
         retention: ``all``, ``consumed`` or ``keep:<count>``.
         groups: names of the registered groups.
         earlier: ids of layouts that ended lately, oldest first.
+        resharding: state of the resharding under way or of the last one; ``-`` if there never was one.
     """
 
     version: int
@@ -216,6 +217,7 @@ class Layout:
     retention: str = "all"
     groups: tuple[str, ...] = ()
     earlier: tuple[str, ...] = ()
+    resharding: str = "-"
 
 
 @attrs.frozen
@@ -272,6 +274,8 @@ class ShardView:
         state: ``free``, ``assigned`` or ``revoking``.
         deadline_ms: when a holder that drains it will be fenced, Redis server ms; 0 for none.
         hold_until_ms: not granted before, Redis server ms; 0 for none.
+        readable: false once the group has drained it and its stream does not have it any more; it goes when its holder
+            has let it go.
     """
 
     index: int
@@ -281,6 +285,7 @@ class ShardView:
     state: str
     deadline_ms: int
     hold_until_ms: int
+    readable: bool = True
 
 
 @attrs.frozen
@@ -362,7 +367,7 @@ class GroupView:
         found = []
         live = [member for member in self.members.values() if member.state == "active"]
         for shard in self.shards.values():
-            if live and shard.target is None and self.assignment_epoch == self.group_epoch:
+            if live and shard.readable and shard.target is None and self.assignment_epoch == self.group_epoch:
                 found.append(f"shard {shard.index} has no target though there are {len(live)} live members")
             # In a correction round no target is computed.
             if shard.target is not None and shard.target not in self.members and self.round is None:

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, Literal
 
 from . import commands, routing
-from .commands import Command, Saga
+from .commands import Command, Pause, Saga
 from .errors import AlreadyExistsError, ConfigError, CoordError, MetadataError, NotFoundError
 from .keys import GroupKeys, StreamKeys
 from .models import GroupView, Layout, Timings
@@ -21,6 +21,7 @@ from .settings import RedisSettings
 Start = Literal["oldest", "new"]
 Retention = Literal["all", "consumed"] | int
 
+_BUSY_PAUSE_SECONDS = 0.02
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _PLACES = {"oldest": "0-0", "newest": "$"}
 
@@ -95,29 +96,57 @@ class Sagas:
     ) -> Saga[GroupView]:
         began = self.settings.machine.clock()
         yield from self._identify(audit)
-        layout = yield register
-        incarnation = 0
-        for shard in range(layout.shards):
-            found = yield commands.provision(keys, shard, start="0" if start == "oldest" else "$", layout=layout)
-            incarnation = max(incarnation, found + 1)
+        layout = yield from self._when_not_busy(register)
+        incarnation = yield from self._provision(keys, layout, start)
         audit["duration_ms"] = f"{(self.settings.machine.clock() - began) * 1000:.1f}"
         try:
-            yield commands.create(
+            incarnation = yield commands.create(
                 keys,
                 incarnation=incarnation,
                 shards=layout.shards,
+                epoch=layout.epoch,
                 timings=timings,
                 request_id=request_id,
                 audit=audit,
             )
-        except AlreadyExistsError:
+        except AlreadyExistsError as error:
             if not exist_ok:
                 raise
+            incarnation = int(error.detail)
         # What follows repeats harmlessly, and finishes a creation that was interrupted.
-        yield commands.activate(StreamKeys(keys.stream, keys.prefix), layout.layout)
+        while True:
+            command = commands.activate(keys, layout.layout, incarnation=incarnation)
+            present = yield from self._when_not_busy(command)
+            if present.epoch == layout.epoch:
+                break
+            # A resharding was decided meanwhile, without this group.
+            layout = present
+            yield from self._provision(keys, layout, start)
+            yield commands.readable(keys, epoch=layout.epoch, step=2, shards=layout.shards)
         yield commands.enlist(keys, present=True)
         view: GroupView = yield commands.describe(keys)
         return view
+
+    def _provision(self, keys: GroupKeys, layout: Layout, start: Start) -> Saga[int]:
+        """Make all shards ready. Returns an incarnation above all that their fences have seen."""
+        incarnation = 0
+        for shard in range(layout.shards):
+            found = yield commands.provision(keys, shard, start="0" if start == "oldest" else "$", layout=layout)
+            incarnation = max(incarnation, found + 1)
+        return incarnation
+
+    def _when_not_busy(self, command: Command[Layout]) -> Saga[Layout]:
+        """Send a command again while a resharding is at its cut-over, which takes milliseconds."""
+        deadline = self.settings.machine.clock() + self.settings.timeout_seconds
+        while True:
+            try:
+                layout: Layout = yield command
+            except CoordError as error:
+                if error.word != "BUSY" or self.settings.machine.clock() > deadline:
+                    raise
+                yield Pause(_BUSY_PAUSE_SECONDS)
+            else:
+                return layout
 
     def delete(self, stream: str, group: str, force: bool, reason: str, request_id: str | None) -> Saga[None]:
         keys = GroupKeys(stream, group, self.settings.key_prefix)

@@ -19,6 +19,7 @@ from .runner import AsyncRunner
 from .tasks import end
 
 _PAUSE_SECONDS = 1.0  # between tries while the shard's stream is missing
+_HELD_SECONDS = 1.0  # between looks whether a barrier is gone; an event says so at once
 
 
 class Owner(handling.Owner, Protocol):
@@ -239,7 +240,12 @@ class Worker:
             self._ledger.keep({*self._handling.acks.ids, *self._handling.suspects})
         if page.wait_after is None:
             return True
-        waiting = self._owner.wait_for_entries(self.fence.shard, page.wait_after)
+        # At a barrier the stream may well have more, which does not count.
+        waiting: Coroutine[Any, Any, None] = (
+            asyncio.sleep(_HELD_SECONDS)
+            if page.held
+            else self._owner.wait_for_entries(self.fence.shard, page.wait_after)
+        )
         self._arrival = self._loop.create_task(waiting)
         self._arrival.add_done_callback(lambda _: self._woken.set())
         return False

@@ -44,6 +44,7 @@ class HeartbeatReply:
         now_ms: Redis server time.
         last_event: id of the newest event; block on events beyond it.
         round: id of the correction round that is open, or ``None``.
+        duty: for the next heartbeat it is this member's to carry on what the whole stream has under way.
         holdings: ``None`` when nothing has changed since the last answer.
     """
 
@@ -58,6 +59,7 @@ class HeartbeatReply:
     last_event: str
     holdings: Holdings | None
     round: str | None = None
+    duty: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -115,12 +117,13 @@ def _heartbeat_reply(answer: list[Any]) -> HeartbeatReply:
         timings=timings_of(beat, lease, rebalance),
         last_event=text(answer[10]),
         round=None if answer[11] in (b"-", "-") else text(answer[11]),
+        duty=bool(answer[12]),
         holdings=None
-        if len(answer) == 12
+        if len(answer) == 13
         else Holdings(
-            assigned=parse_held(text(answer[12])),
-            revoking=parse_held(text(answer[13])),
-            pending=parse_set(text(answer[14])),
+            assigned=parse_held(text(answer[13])),
+            revoking=parse_held(text(answer[14])),
+            pending=parse_set(text(answer[15])),
         ),
     )
 
@@ -132,7 +135,7 @@ class Heard:
     Attributes:
         last: id of the last event; its first part is Redis server ms.
         concerned: the member has to come for an answer.
-        sought: the group was moved on its shards: whoever waits for entries has to look again.
+        sought: the group was moved on its shards, or has passed a barrier: whoever waits has to look again.
     """
 
     last: str

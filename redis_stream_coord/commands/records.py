@@ -17,6 +17,7 @@ def create(
     *,
     incarnation: int,
     shards: int,
+    epoch: int,
     timings: Timings,
     request_id: str,
     audit: Mapping[str, str],
@@ -30,6 +31,7 @@ def create(
             "group": keys.group,
             "incarnation": incarnation,
             "shards": shards,
+            "epoch": epoch,
             "protocol": PROTOCOL,
             "heartbeat_ms": round(timings.heartbeat_seconds * 1000),
             "lease_ms": round(timings.lease_seconds * 1000),
@@ -182,4 +184,5 @@ def _shard_view(index: int, parts: Mapping[str, str]) -> ShardView:
         state=parts["state"],
         deadline_ms=int(parts["deadline_ms"]),
         hold_until_ms=int(parts["hold_until_ms"]),
+        readable=parts["readable"] == "1",
     )

@@ -52,6 +52,7 @@ class Page:
         last: the highest id seen, to go on from; ``None`` if there was nothing.
         caught_up: nothing older is pending beyond these.
         wait_after: nothing more was there; wait for entries beyond this id. ``None``: read on at once.
+        held: a barrier is reached: what comes after it waits until the group has passed a resharding.
         recreated_at: the consumer group had vanished and was made anew at this position.
         gone: ids that were pending but exist no more (deleted or trimmed); they have been acknowledged.
     """
@@ -60,6 +61,7 @@ class Page:
     last: str | None
     caught_up: bool
     wait_after: str | None
+    held: bool
     recreated_at: str | None
     gone: Sequence[str]
 
@@ -95,11 +97,13 @@ def read(
     The entries together have at most `max_bytes`, unless the first alone has more. `each`: this owner writes down each
     delivery; without it a takeover presumes that the first pending entry was in a handler.
 
-    Raises (when run): `FencedError`; `NotFoundError` if the shard's stream does not exist.
+    Raises (when run): `FencedError`; `NotFoundError` if the shard's stream does not exist; `RoutingUnavailableError`
+    if its route does not.
     """
+    names = StreamKeys(keys.stream, keys.prefix).shard(fence.shard)
     return call(
         "read",
-        {"stream": StreamKeys(keys.stream).shard(fence.shard).stream, "fence": keys.fence(fence.shard)},
+        {"stream": names.stream, "fence": keys.fence(fence.shard), "route": names.route},
         {
             "group": keys.group,
             "member": fence.member,
@@ -117,7 +121,7 @@ def read(
 
 
 def _page(answer: list[Any]) -> Page:
-    rest = answer[6:]
+    rest = answer[7:]
     return Page(
         entries=[_entry(text(rest[i]), int(rest[i + 1]), rest[i + 2]) for i in range(0, len(rest), 3)],
         last=text(answer[1]) or None,
@@ -125,6 +129,7 @@ def _page(answer: list[Any]) -> Page:
         wait_after=text(answer[3]) or None,
         recreated_at=text(answer[4]) or None,
         gone=[text(entry_id) for entry_id in answer[5]],
+        held=bool(answer[6]),
     )
 
 

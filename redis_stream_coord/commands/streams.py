@@ -72,14 +72,18 @@ def layout(keys: StreamKeys, *, window_ms: int = 0) -> Command[Layout]:
 def _layout(answer: list[Any]) -> Layout:
     version, incarnation, epoch, shards = map(int, answer[1:5])
     routing, layout_id, state, retention = map(text, answer[5:9])
-    groups, earlier = tuple(map(text, answer[9])), tuple(map(text, answer[10] if len(answer) > 10 else ()))
-    return Layout(version, incarnation, epoch, shards, routing, layout_id, state, retention, groups, earlier)
+    groups, resharding = tuple(map(text, answer[9])), text(answer[10])
+    earlier = tuple(map(text, answer[11] if len(answer) > 11 else ()))
+    return Layout(
+        version, incarnation, epoch, shards, routing, layout_id, state, retention, groups, earlier, resharding
+    )
 
 
 def register(keys: GroupKeys, *, shards: int | None, routing: str, retention: str = "all") -> Command[Layout]:
     """Make the group known to its stream, and make the stream's record if there is none.
 
-    Raises (when run): `ConflictError`: another number of shards; `ConfigError`: none given for a new stream.
+    Raises (when run): `ConflictError`: another number of shards, or, retriable, a resharding is at its cut-over;
+    `ConfigError`: none given for a new stream.
     """
     return call(
         "register",
@@ -98,14 +102,18 @@ def register(keys: GroupKeys, *, shards: int | None, routing: str, retention: st
     )
 
 
-def activate(keys: StreamKeys, layout_id: str) -> Command[Layout]:
-    """Say that every shard of a new stream is provisioned."""
+def activate(keys: GroupKeys, layout_id: str, *, incarnation: int) -> Command[Layout]:
+    """Say that the group is created, and every shard of that layout provisioned.
+
+    Raises (when run): `ConflictError`, retriable: a resharding is at its cut-over.
+    """
     return call(
         "activate",
-        {"record": keys.record},
-        {"protocol": PROTOCOL, "layout": layout_id},
+        {"record": StreamKeys(keys.stream, keys.prefix).record},
+        {"protocol": PROTOCOL, "layout": layout_id, "group": keys.group, "incarnation": incarnation},
         _layout,
         stream=keys.stream,
+        group=keys.group,
     )
 
 
@@ -121,8 +129,16 @@ def unregister(keys: GroupKeys) -> Command[bool]:
     )
 
 
-def provision(keys: GroupKeys, shard: int, *, start: str, layout: Layout) -> Command[int]:
-    """Make one shard ready for the group. Result: incarnation found in its fence."""
+def provision(keys: GroupKeys, shard: int, *, start: str, layout: Layout, resharding: int = 0) -> Command[int]:
+    """Make one shard ready for the group. Result: incarnation found in its fence.
+
+    Parameters:
+        start: ``0`` or ``$``: where a consumer group begins that is new on the shard.
+        layout: of the stream.
+        resharding: epoch of the resharding that adds the shard; 0: none does.
+
+    Raises (when run): `ConflictError`: too late, the shard is closed for that resharding already.
+    """
     names = StreamKeys(keys.stream, keys.prefix).shard(shard)
     return call(
         "provision",
@@ -133,6 +149,7 @@ def provision(keys: GroupKeys, shard: int, *, start: str, layout: Layout) -> Com
             "epoch": layout.epoch,
             "layout": layout.layout,
             "creating": int(layout.state == "creating"),
+            "resharding": resharding,
         },
         lambda answer: int(answer[1]),
         stream=keys.stream,

@@ -14,6 +14,7 @@
 -- @arg group string
 -- @arg incarnation integer   above all that was found in the fences of its shards
 -- @arg shards integer
+-- @arg epoch integer         of the layout that has so many shards
 -- @arg protocol integer
 -- @arg heartbeat_ms integer
 -- @arg lease_ms integer
@@ -30,15 +31,16 @@ if redis.call('EXISTS', key.metadata) == 1 then
   refuse('EXISTS', int(g.incarnation))
 end
 local incarnation = int(math.max(arg.incarnation, clock.now_us()))
-local record = { schema = header.SCHEMA, stream = arg.stream, group = arg.group, protocol_min = int(arg.protocol),
-  protocol_max = int(arg.protocol), incarnation = incarnation, heartbeat_ms = int(arg.heartbeat_ms), lease_ms =
-  int(arg.lease_ms), rebalance_ms = int(arg.rebalance_ms), shard_count = int(arg.shards), version = '1',
+local record = { schema = header.SCHEMA, stream = arg.stream, group = arg.group, duty = 'member=- since_ms=0',
+  protocol_min = int(arg.protocol), protocol_max = int(arg.protocol), incarnation = incarnation,
+  heartbeat_ms = int(arg.heartbeat_ms), lease_ms = int(arg.lease_ms), rebalance_ms = int(arg.rebalance_ms),
+  shard_count = int(arg.shards), version = '1', layout_epoch = int(arg.epoch), layout_step = '2',
   next_due_ms = '9007199254740991', round = '-', frozen = '-' }
 for _, name in ipairs(group.NUMBERS) do record[name] = record[name] or '0' end
 for name, value in pairs(record) do redis.call('HSET', key.metadata, name, value) end
 for index = 0, arg.shards - 1 do
   redis.call('HSET', key.metadata, 'shard:' .. int(index),
-    group.format_shard({ token = 0, state = 'free', deadline_ms = 0, hold_until_ms = 0 }))
+    group.format_shard({ token = 0, state = 'free', deadline_ms = 0, hold_until_ms = 0, readable = true }))
 end
 redis.call('DEL', key.leases)
 events.add(key.events, 'group_created', { 'incarnation', incarnation, 'shards', int(arg.shards) })

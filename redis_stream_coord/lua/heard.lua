@@ -3,7 +3,8 @@
 -- @key events
 -- @arg after string    id of the last event that the member has heard of
 -- @arg member string
--- @returns OK, id of the last event, 1 if the member has to come for an answer, 1 if the group was moved on its shards
+-- @returns OK, id of the last event, 1 if the member has to come for an answer, 1 if it has to look at its shards: the
+--   group was moved on them, or has passed a barrier
 local last, concerned, sought = arg.after, 0, 0
 local member = ' ' .. arg.member .. ' '
 for _, event in ipairs(redis.call('XRANGE', key.events, '(' .. arg.after, '+', 'COUNT', 1000)) do
@@ -11,7 +12,7 @@ for _, event in ipairs(redis.call('XRANGE', key.events, '(' .. arg.after, '+', '
   for i = 1, #event[2], 2 do
     local name, value = event[2][i], event[2][i + 1]
     if name == 'wake' and (value == '*' or string.find(' ' .. value .. ' ', member, 1, true)) then concerned = 1 end
-    if name == 'type' and value == 'sought' then sought = 1 end
+    if name == 'type' and (value == 'sought' or value == 'passed') then sought = 1 end
   end
 end
 return { 'OK', last, concerned, sought }

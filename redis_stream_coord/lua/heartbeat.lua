@@ -29,8 +29,8 @@
 -- @arg not_held string         shard:token,...  in a round: what the record gives it and it does not have, or -
 -- @arg refused list           shard, token, and what refused its claim; see `claim_refused`
 -- @returns OK | REVOKE_PENDING | SYNC_METADATA | LEFT, now, incarnation, version, group epoch, assignment epoch, member
---   epoch, heartbeat ms, lease ms, rebalance ms, id of the last event, id of the open correction round or -; then,
---   unless unchanged: assigned, revoking, pending
+--   epoch, heartbeat ms, lease ms, rebalance ms, id of the last event, id of the open correction round or -, 1 if
+--   the member has the duty; then, unless unchanged: assigned, revoking, pending
 -- @error FENCED_MEMBER_EPOCH
 local now = clock.now_ms()
 local g = group.open(key.metadata)
@@ -53,10 +53,11 @@ if wrong and not g.round.open then
   refuse('FENCED_MEMBER_EPOCH', 'believes to own shard ' .. int(wrong) .. ' under token ' .. int(owned[wrong]))
 end
 
+local duty = 0
 local function answer(status, full)
   local reply = { status, int(now), int(g.incarnation), int(g.version), int(g.group_epoch), int(g.assignment_epoch),
     int(me.epoch), int(g.heartbeat_ms), int(g.lease_ms), int(g.rebalance_ms), last_event,
-    g.round.open and g.round.id or '-' }
+    g.round.open and g.round.id or '-', duty }
   if full then
     for _, list in ipairs({ me.assigned, me.revoking, me.pending }) do reply[#reply + 1] = group.format_list(list) end
   end
@@ -93,6 +94,7 @@ if me.changed and (arg.epoch == me.epoch or joined) and not (g.round.open and st
   me.changed, me.dirty = false, true
 end
 group.save(g)
+duty = membership.take_duty(g, me, now)
 leases.save(live)
 log.wake[me.id] = nil
 local wake = { log.wake_all and '*' or nil }

@@ -4,8 +4,8 @@
 -- @key record
 -- @arg protocol integer
 -- @arg window_ms integer   how long event ids are remembered
--- @returns OK, version, incarnation, epoch, shards, routing, layout id, state, retention, groups, earlier:
---   ids of the layouts that ended within the window, oldest first
+-- @returns OK, version, incarnation, epoch, shards, routing, layout id, state, retention, groups,
+--   state of the resharding or -, ids of the layouts that ended within the window, oldest first
 local record = layout.open(key.record, arg.protocol)
 local answer = layout.answer(record, key.record)
 answer[#answer + 1] = layout.ended_since(record, clock.now_ms() - arg.window_ms)

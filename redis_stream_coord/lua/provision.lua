@@ -1,7 +1,9 @@
 -- Make one shard ready for a group: stream, consumer group and, while the stream is being created, its open route.
 -- Later a missing route is damage and stays missing: a driver that slept must not open it under an old layout.
+-- @include refuse
 -- @include int
 -- @include fence
+-- @include route
 -- @key stream
 -- @key fence
 -- @key route
@@ -10,7 +12,14 @@
 -- @arg epoch integer
 -- @arg layout string
 -- @arg creating integer  1: the stream's record says `creating`
+-- @arg resharding integer  epoch of the resharding that adds the shard: only before it is closed for that; 0: none
 -- @returns OK, incarnation of the fence, 1 if the consumer group is new
+-- @error LATE
+if arg.resharding > 0 then
+  local now = route.read(key.route)
+  -- A group that begins at the last id now could miss what is published from here on.
+  if route.compare(now, arg.resharding, 'closed') >= 0 then refuse('LATE', int(now.epoch) .. ' ' .. now.state) end
+end
 local stored = fence.read(key.fence)
 -- A consumer group that vanished goes on where it was: at the start everything would come again.
 local start = redis.call('HGET', key.fence, 'position') or arg.start

@@ -1,11 +1,15 @@
 -- Read a shard under its fence. First what is pending in the group beyond the last id received under this claim,
--- whoever's it was, in id order: a takeover reads from 0-0, and a lost reply loses nothing. Then new entries.
+-- whoever's it was, in id order: a takeover reads from 0-0, and a lost reply loses nothing. Then new entries, none
+-- beyond a barrier that the group has not passed: what is not read needs no care in a crash or a handoff.
 -- @include refuse
 -- @include counts
 -- @include fence
 -- @include position
+-- @include consumers
+-- @include route
 -- @key stream
 -- @key fence
+-- @key route
 -- @arg group string
 -- @arg member string
 -- @arg incarnation integer
@@ -16,9 +20,11 @@
 -- @arg max_bytes integer   and so many bytes, unless the first alone has more
 -- @arg each integer        1: this owner writes each delivery down
 -- @returns OK, highest id seen or '', 1 if nothing is pending beyond it, id to wait beyond or '', position if the group
---   was made anew or '', ids of pending entries that exist no more, then id, deliveries, fields of each entry
+--   was made anew or '', ids of pending entries that exist no more, 1 if a barrier is reached, then of each entry: id,
+--   deliveries, fields
 -- @error STREAM_MISSING
 local stored = fence.check(key.fence, arg)
+local limit = route.barrier(route.read(key.route), stored.passed)
 if redis.call('EXISTS', key.stream) == 0 then refuse('STREAM_MISSING', key.stream) end
 local recreated, gone, entries, deliveries, last, bytes = '', {}, {}, {}, '', 0
 local presumed = arg.after == '0-0' and counts.presumed(key.fence, arg.token)
@@ -67,13 +73,14 @@ if #claim > 5 then
   end
 end
 
-local wait_after = ''
+local wait_after, held = '', 0
 if caught_up then
   -- Look before reading: what has been read is pending, and could not be put back. A few at first, then twice as many
   -- each time: no more than about twice what fits is fetched, however large the entries are.
   local delivered, room, want, size, more = position.last_delivered(key.stream, arg.group), 0, arg.count - #page, 4, nil
   while more == nil do
-    local chunk = redis.call('XRANGE', key.stream, '(' .. delivered, '+', 'COUNT', math.min(size, want - room + 1))
+    local chunk = redis.call('XRANGE', key.stream, '(' .. delivered, limit or '+', 'COUNT',
+      math.min(size, want - room + 1))
     if #chunk < math.min(size, want - room + 1) then more = false end
     for _, entry in ipairs(chunk) do
       if room == want or not fits(entry) then
@@ -88,20 +95,12 @@ if caught_up then
     redis.call('XREADGROUP', 'GROUP', arg.group, arg.member, 'COUNT', room, 'STREAMS', key.stream, '>')
     last = delivered
   end
-  if not more then wait_after = delivered end
-  -- Deleting a consumer throws its pending entries away, so only those without any; checked right here, at the end of
-  -- a takeover.
-  local took_over = arg.after == '0-0' or #page > 0
-  for _, info in ipairs(took_over and redis.call('XINFO', 'CONSUMERS', key.stream, arg.group) or {}) do
-    local consumer = {}
-    for i = 1, #info, 2 do consumer[info[i]] = info[i + 1] end
-    if consumer['name'] ~= arg.member and consumer['pending'] == 0 then
-      redis.call('XGROUP', 'DELCONSUMER', key.stream, arg.group, consumer['name'])
-    end
-  end
+  if not more then wait_after, held = delivered, limit and 1 or 0 end
+  -- At the end of a takeover.
+  if arg.after == '0-0' or #page > 0 then consumers.tidy(key.stream, arg.group, arg.member) end
 end
 
-local reply = { 'OK', last, caught_up and 1 or 0, wait_after, recreated, gone }
+local reply = { 'OK', last, caught_up and 1 or 0, wait_after, recreated, gone, held }
 for i, entry in ipairs(entries) do
   reply[#reply + 1] = entry[1]
   reply[#reply + 1] = deliveries[i]

@@ -8,7 +8,8 @@
 -- @arg retention string   all, consumed, or keep:<count>
 -- @arg request_id string
 -- @arg audit list         field, value, ... of the audit entry
--- @returns OK, version, incarnation, epoch, shards, routing, layout id, state, retention, groups
+-- @returns OK, version, incarnation, epoch, shards, routing, layout id, state, retention, groups,
+--   state of the resharding or -
 local record = layout.open(key.record, arg.protocol)
 if not audit.find(key.audit, 'retain', arg.request_id) then
   if record.retention ~= arg.retention then

@@ -185,7 +185,7 @@ def _admin(call: Callable[[Admin], Any]) -> Callable[[RedisSettings], Any]:
 ASKED: dict[str, tuple[Callable[[RedisSettings], Any], set[Role]]] = {
     "publish": (_produce, {"WRITE", "PRODUCER"}),
     "join and leave": (_consume, {"MEMBER"}),
-    "read the routing": (_monitor(lambda monitor: monitor.routing(STREAM)), {"READ", "WRITE", "PRODUCER"}),
+    "read the routing": (_monitor(lambda monitor: monitor.routing(STREAM)), {"READ", "WRITE", "MEMBER", "PRODUCER"}),
     "read the record": (_monitor(lambda m: m.describe(STREAM, group=GROUP)), {"READ", "WRITE", "MEMBER"}),
     "read another group's record": (_monitor(lambda m: m.describe(STREAM, group=OTHER)), set()),
     "read the audit log": (_monitor(lambda m: m.audit(STREAM, group=GROUP)), {"READ", "WRITE"}),
@@ -279,7 +279,7 @@ COMMANDS: dict[tuple[Any, ...], tuple[set[Role], set[Role]]] = {
     ("SCRIPT", "FLUSH"): (set(), set()),
     # Looking.
     ("HGETALL", KEYS.metadata): ({"READ", "WRITE", "MEMBER"}, set()),
-    ("HGET", _ROUTE, "state"): ({"READ", "WRITE", "PRODUCER"}, set()),
+    ("HGET", _ROUTE, "state"): ({"READ", "WRITE", "MEMBER", "PRODUCER"}, set()),
     ("XRANGE", _SHARD, "-", "+"): ({"READ", "WRITE", "MEMBER"}, set()),
     ("XRANGE", KEYS.audit, "-", "+"): ({"READ", "WRITE"}, set()),
     ("SMEMBERS", "redis-stream:coord:groups"): ({"READ", "WRITE"}, set()),

@@ -17,7 +17,7 @@ from fakeredis.model import _stream
 
 from redis_stream_coord import commands
 from redis_stream_coord.commands import Command
-from redis_stream_coord.keys import GroupKeys, StreamKeys
+from redis_stream_coord.keys import GroupKeys
 from redis_stream_coord.models import GroupView, Timings
 from redis_stream_coord.runner import translate
 
@@ -93,17 +93,18 @@ class FakeGroup(FakeServer):
         """Make stream and group, step by step as `Admin.create` does."""
         layout = self.run(commands.register(self.keys, shards=shards, routing="jump-v1"))
         found = [self.run(commands.provision(self.keys, i, start="0", layout=layout)) for i in range(shards)]
-        self.run(
+        incarnation = self.run(
             commands.create(
                 self.keys,
                 incarnation=max(found) + 1,
                 shards=shards,
+                epoch=layout.epoch,
                 timings=timings,
                 request_id=request_id,
                 audit={"reason": "test"},
             )
         )
-        self.run(commands.activate(StreamKeys(self.keys.stream), layout.layout))
+        self.run(commands.activate(self.keys, layout.layout, incarnation=incarnation))
 
     def view(self) -> GroupView:
         """Return the record as an operator sees it. Raises: `CorruptMetadataError`."""

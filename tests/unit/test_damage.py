@@ -36,9 +36,9 @@ JOIN = HeartbeatRequest(
 HEADER = [
     *("schema", "stream", "group", "protocol_min", "protocol_max", "incarnation", "version", "group_epoch"),
     *("assignment_epoch", "grant_counter", "next_due_ms", "heartbeat_ms", "lease_ms", "rebalance_ms"),
-    *("member_count", "shard_count", "round", "frozen"),
+    *("member_count", "shard_count", "layout_epoch", "layout_step", "duty", "round", "frozen"),
 ]
-NUMBERS = [name for name in HEADER if name not in ("schema", "stream", "group", "round", "frozen")]
+NUMBERS = [name for name in HEADER if name not in ("schema", "stream", "group", "duty", "round", "frozen")]
 
 
 @pytest.fixture

@@ -22,6 +22,8 @@ _FORBIDDEN = r"\b(cjson|cmsgpack|struct|bit)\s*\.|sha1hex|replicate_commands|set
 
 # Words in capitals that are no refusal: answers, and what scripts say to Redis outside of a call or look for in it.
 _ANSWERS = {"OK", "REVOKE_PENDING", "SYNC_METADATA", "LEFT", "DUPLICATE"}
+# States of a resharding, and the note that its routes are open.
+_STATES = {"PREPARING", "CUTOVER", "DRAINING", "COMPLETED", "REOPENING", "ABANDONED", "FAILED", "OPENED"}
 _OF_REDIS = {"JUSTID", "NOGROUP", "BUSYGROUP", "GROUP"}
 
 # Which arguments of a Redis command are keys, counted from the command; `None`: the one after STREAMS.
@@ -68,7 +70,7 @@ def words_of(text: str) -> set[str]:
         for argument in call:
             if re.fullmatch(r"'[^']*'", argument):
                 code = code.replace(f"{argument},", "", 1) if f"{argument}," in code else code.replace(argument, "", 1)
-    return set(re.findall(r"'([A-Z][A-Z_]*[A-Z])'", code)) - _ANSWERS - _of_redis(text)
+    return set(re.findall(r"'([A-Z][A-Z_]*[A-Z])'", code)) - _ANSWERS - _STATES - _of_redis(text)
 
 
 def _of_redis(text: str) -> set[str]:

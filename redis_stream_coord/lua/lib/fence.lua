@@ -4,15 +4,17 @@
 -- @error CORRUPT_METADATA
 -- @error FENCED
 
--- Returns: { incarnation, token, member, nonce, position }; zeros and '' if it was lost or never written, which is
---   lower than any claim.
+-- Returns: { incarnation, token, member, nonce, position, passed }; zeros and '' if it was lost or never
+--   written, which is lower than any claim.
 local function read(key)
-  local values = redis.pcall('HMGET', key, 'incarnation', 'token', 'member', 'nonce', 'position')
+  local values = redis.pcall('HMGET', key, 'incarnation', 'token', 'member', 'nonce', 'position', 'passed')
   if values.err then refuse('CORRUPT_METADATA', key .. ' is not a hash') end
-  local incarnation, token = values[1] or '0', values[2] or '0'
-  if not string.match(incarnation .. ' ' .. token, '^%d+ %d+$') then refuse('CORRUPT_METADATA', key) end
+  local incarnation, token, passed = values[1] or '0', values[2] or '0', values[6] or '0'
+  if not string.match(incarnation .. ' ' .. token .. ' ' .. passed, '^%d+ %d+ %d+$') then
+    refuse('CORRUPT_METADATA', key)
+  end
   return { incarnation = tonumber(incarnation), token = tonumber(token), member = values[3] or '',
-    nonce = values[4] or '', position = values[5] or '0-0' }
+    nonce = values[4] or '', position = values[5] or '0-0', passed = tonumber(passed) }
 end
 
 local function refuse_for(fence)

@@ -11,13 +11,17 @@
 -- @error CORRUPT_METADATA
 -- @error GROUP_NOT_FOUND
 -- @error UNSUPPORTED_PROTOCOL
-local TEXTS = { 'schema', 'stream', 'group', 'round', 'frozen' }
+local TEXTS = { 'schema', 'stream', 'group', 'duty', 'round', 'frozen' }
 local NUMBERS = { 'protocol_min', 'protocol_max', 'incarnation', 'version', 'group_epoch', 'assignment_epoch',
-  'grant_counter', 'next_due_ms', 'heartbeat_ms', 'lease_ms', 'rebalance_ms', 'member_count', 'shard_count' }
-local MUTABLE = { 'version', 'group_epoch', 'assignment_epoch', 'grant_counter', 'next_due_ms', 'member_count' }
+  'grant_counter', 'next_due_ms', 'heartbeat_ms', 'lease_ms', 'rebalance_ms', 'member_count', 'shard_count',
+  'layout_epoch', 'layout_step' }
+local MUTABLE = { 'version', 'group_epoch', 'assignment_epoch', 'grant_counter', 'next_due_ms', 'member_count',
+  'shard_count', 'layout_epoch', 'layout_step' }
 local MEMBER = '^nonce=(%w+) epoch=(%d+) changed=([01]) weight=(%d+) joined_ms=(%d+) state=(%a+) '
   .. 'assigned=(%S+) revoking=(%S+) pending=(%S+)$'
-local SHARD = '^target=(%S+) holder=(%S+) token=(%d+) state=(%a+) deadline_ms=(%d+) hold_until_ms=(%d+)$'
+local SHARD = '^target=(%S+) holder=(%S+) token=(%d+) state=(%a+) deadline_ms=(%d+) hold_until_ms=(%d+) '
+  .. 'readable=([01])$'
+local DUTY = '^member=%S+ since_ms=(%d+)$'
 local SHARD_STATES = { free = true, assigned = true, revoking = true }
 local MEMBER_STATES = { active = true, leaving = true }
 
@@ -69,12 +73,13 @@ local function load_member(g, id, text)
 end
 
 local function load_shard(g, index, text)
-  local target, holder, token, state, deadline, hold = string.match(text or '', SHARD)
+  local target, holder, token, state, deadline, hold, readable = string.match(text or '', SHARD)
   if not target or not SHARD_STATES[state] or (holder == '-') ~= (state == 'free') then
     refuse('CORRUPT_METADATA', 'shard:' .. int(index))
   end
   local s = { index = index, target = some(target), holder = some(holder), token = tonumber(token), state = state,
-    deadline_ms = tonumber(deadline), hold_until_ms = tonumber(hold) }
+    deadline_ms = tonumber(deadline), hold_until_ms = tonumber(hold),
+    readable = readable == '1' }
   g.shards[index] = s
   return s
 end
@@ -85,6 +90,8 @@ local function open(key)
   if redis.call('HLEN', key) ~= #TEXTS + #NUMBERS + g.member_count + g.shard_count then
     refuse('CORRUPT_METADATA', 'number of fields')
   end
+  g.duty_ms = tonumber(string.match(g.duty, DUTY))
+  if not g.duty_ms then refuse('CORRUPT_METADATA', 'duty') end
   if not string.find(key, '{' .. g.stream .. ':' .. g.group .. '}', 1, true) then
     refuse('CORRUPT_METADATA', 'the record is of ' .. g.stream .. ' and ' .. g.group)
   end
@@ -112,6 +119,13 @@ end
 -- One shard; a shard that is named anywhere but has no field is damage.
 local function shard(g, index)
   return g.shards[index] or load_shard(g, index, redis.call('HGET', g.key, 'shard:' .. int(index)))
+end
+
+-- A shard that nobody shall read any more, and nobody holds: the group forgets it.
+local function drop(g, s)
+  local m = s.target and member(g, s.target)
+  if m then m.pending[s.index], m.dirty = nil, true end
+  s.dropped, s.target, g.shard_count = true, nil, g.shard_count - 1
 end
 
 local function check_lists(g)
@@ -150,7 +164,9 @@ local function complete(g)
       refuse('CORRUPT_METADATA', 'unknown field ' .. fields[i])
     end
   end
-  if members ~= g.stored.member_count or shards ~= g.shard_count then refuse('CORRUPT_METADATA', 'number of fields') end
+  if members ~= g.stored.member_count or shards ~= g.stored.shard_count then
+    refuse('CORRUPT_METADATA', 'number of fields')
+  end
   check_lists(g)
   g.complete, g.order = true, {}
   for index in pairs(g.shards) do g.order[#g.order + 1] = index end
@@ -166,6 +182,7 @@ end
 local function format_shard(s)
   return 'target=' .. (s.target or '-') .. ' holder=' .. (s.holder or '-') .. ' token=' .. int(s.token)
     .. ' state=' .. s.state .. ' deadline_ms=' .. int(s.deadline_ms) .. ' hold_until_ms=' .. int(s.hold_until_ms)
+    .. ' readable=' .. (s.readable and '1' or '0')
 end
 
 -- Write back what changed, under the next version; nothing changed, nothing written.
@@ -177,8 +194,11 @@ local function save(g)
       out[#out + 1] = format_member(m)
     end
   end
+  local dropped = {}
   for index, s in pairs(g.shards) do
-    if s.dirty then
+    if s.dropped then
+      dropped[#dropped + 1] = 'shard:' .. int(index)
+    elseif s.dirty then
       out[#out + 1] = 'shard:' .. int(index)
       out[#out + 1] = format_shard(s)
     end
@@ -191,7 +211,7 @@ local function save(g)
     out[#out + 1] = 'frozen'
     out[#out + 1] = g.frozen and int(g.frozen) or '-'
   end
-  local changed = #out > 0 or next(g.gone)
+  local changed = #out > 0 or next(g.gone) or #dropped > 0
   for _, name in ipairs(MUTABLE) do changed = changed or g[name] ~= g.stored[name] end
   if not changed then return end
   g.version = g.version + 1
@@ -204,12 +224,13 @@ local function save(g)
   for id in pairs(g.gone) do
     if not g.members[id] then redis.call('HDEL', g.key, 'member:' .. id) end
   end
+  for _, field in ipairs(dropped) do redis.call('HDEL', g.key, field) end
   -- unpack is limited to some thousand values.
   for first = 1, #out, 1000 do
     redis.call('HSET', g.key, unpack(out, first, math.min(first + 999, #out)))
   end
 end
 
-return { open = open, check_protocol = check_protocol, member = member, shard = shard, complete = complete,
+return { open = open, check_protocol = check_protocol, member = member, shard = shard, drop = drop, complete = complete,
   save = save, parse_held = parse_held, format_list = format_list,
   format_shard = format_shard, TEXTS = TEXTS, NUMBERS = NUMBERS }

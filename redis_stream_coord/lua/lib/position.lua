@@ -67,5 +67,14 @@ local function needs(stream, id)
   return false
 end
 
-return { before = before, last_delivered = last_delivered, of = of, less = less, needed_from = needed_from,
-  needs = needs }
+-- The highest id that a stream has ever given out; 0-0 if it is not there.
+local function last_id(stream)
+  local info = redis.call('EXISTS', stream) == 1 and redis.call('XINFO', 'STREAM', stream) or {}
+  for i = 1, #info, 2 do
+    if info[i] == 'last-generated-id' then return info[i + 1] end
+  end
+  return '0-0'
+end
+
+return { last_id = last_id, before = before, last_delivered = last_delivered, of = of, less = less,
+  needed_from = needed_from, needs = needs }

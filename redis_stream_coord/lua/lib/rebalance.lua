@@ -28,6 +28,7 @@ local function free(g, s, hold_until)
   end
   s.holder, s.state, s.deadline_ms, s.hold_until_ms, s.dirty = nil, 'free', 0, hold_until or 0, true
   if s.hold_until_ms > 0 then g.next_due_ms = math.min(g.next_due_ms, s.hold_until_ms) end
+  if not s.readable then group.drop(g, s) end
 end
 
 -- The next token. Never below the server's clock: if the counter itself goes back, because Redis was restored and
@@ -121,7 +122,7 @@ end
 
 -- Compute who should own what, and set the holders on the way there. Needs the complete group.
 local function retarget(g, log, now)
-  local members, owners = {}, {}
+  local members, owners, readable = {}, {}, {}
   for id, m in pairs(g.members) do
     if m and m.state == 'active' then members[#members + 1] = { id = id, weight = m.weight } end
   end
@@ -129,7 +130,10 @@ local function retarget(g, log, now)
     local target = s.target and g.members[s.target]
     owners[index] = target and target.state == 'active' and s.target or s.holder
   end
-  local target, moved, pending = assignor.assign(g.order, members, owners), 0, {}
+  for _, index in ipairs(g.order) do
+    if g.shards[index].readable then readable[#readable + 1] = index end
+  end
+  local target, moved, pending = assignor.assign(readable, members, owners), 0, {}
   for _, index in ipairs(g.order) do
     local s, id = g.shards[index], target[index]
     if s.target ~= id then
@@ -204,4 +208,5 @@ local function housekeep(g, log, held_leases, now)
 end
 
 return { journal = journal, note = note, changed = changed, draw = draw, aim = aim, free = free, grant = grant,
-  grant_pending = grant_pending, revoke = revoke, revoked = revoked, remove = remove, housekeep = housekeep }
+  grant_pending = grant_pending, revoke = revoke, revoked = revoked, remove = remove,
+  housekeep = housekeep }

@@ -1,0 +1,16 @@
+-- A group has consumed all that was before the barrier of an epoch: on this shard it may read beyond it.
+-- @include refuse
+-- @include int
+-- @include fence
+-- @key stream   names the slot; the shard itself is not touched
+-- @key fence
+-- @arg epoch integer
+-- @arg incarnation integer   of the group that consumed it: one created anew has yet to
+-- @returns OK, the epoch that is passed
+-- @error AHEAD
+local stored = fence.read(key.fence)
+if stored.incarnation > arg.incarnation then
+  refuse('AHEAD', 'fence ' .. int(stored.incarnation) .. ', group ' .. int(arg.incarnation))
+end
+if stored.passed < arg.epoch then redis.call('HSET', key.fence, 'passed', int(arg.epoch)) end
+return { 'OK', int(math.max(stored.passed, arg.epoch)) }

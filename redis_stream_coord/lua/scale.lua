@@ -1,0 +1,46 @@
+-- Begin a resharding, under an epoch that was never used. One at a time; the same request again finds its own.
+-- @include refuse
+-- @include int
+-- @include clock
+-- @include layout
+-- @include saga
+-- @include audit
+-- @key record
+-- @key audit
+-- @arg protocol integer
+-- @arg saga string         id of the new resharding: letters and digits
+-- @arg shards integer      how many there shall be
+-- @arg ordered integer     1: keep the order of keys across it
+-- @arg request_id string
+-- @arg audit list          field, value, ... of the audit entry
+-- @returns OK, id of the resharding
+-- @error BUSY
+-- @error RESHARDING
+-- @error SAME_SHARD_COUNT
+-- @error ORDER_UNSUPPORTED
+local before = audit.find(key.audit, 'scale', arg.request_id)
+if before and before['outcome'] == 'accepted' then return { 'OK', before['detail'] } end
+local record = layout.open(key.record, arg.protocol)
+local last, now = saga.parse(record), clock.now_ms()
+
+local function check()
+  if record.state == 'creating' then return 'BUSY', 'the stream is still being created' end
+  if last and last.active then
+    return 'RESHARDING', last.state .. ' from ' .. int(last.from) .. ' to ' .. int(last.to)
+  end
+  if arg.shards == record.shards then return 'SAME_SHARD_COUNT', int(record.shards) end
+  -- It moves keys between any two shards: every shard would have to wait for every other.
+  if arg.ordered == 1 and record.routing ~= 'jump-v1' then return 'ORDER_UNSUPPORTED', record.routing end
+end
+
+local word, detail = check()
+if word then
+  audit.add(key.audit, 'scale', 'refused', word, detail, arg)
+  refuse(word, detail)
+end
+local s = { id = arg.saga, state = 'PREPARING', epoch = record.drawn + 1, from = record.shards, to = arg.shards,
+  ordered = arg.ordered == 1, back = false, opened = true, void = 0, began_ms = now,
+  reason = '-' }
+saga.save(key.record, record, s, 'drawn', int(s.epoch), 'top', int(math.max(record.top, arg.shards)))
+audit.add(key.audit, 'scale', 'accepted', 'OK', arg.saga, arg)
+return { 'OK', arg.saga }
