@@ -147,7 +147,10 @@ class LifecycleError(CoordError):
 
 
 class DrainTimeoutError(LifecycleError):
-    """Handlers did not finish within the shutdown time; their entries stay pending and are delivered again."""
+    """Handlers did not finish within the shutdown time; their entries stay pending and are delivered again.
+
+    Of a producer: calls had not returned when `quiesce` stopped waiting.
+    """
 
 
 class NotFoundError(CoordError):
@@ -299,8 +302,9 @@ REFUSALS: Mapping[str, Refusal] = MappingProxyType(
         ),
         "CLOSED": Refusal(
             RoutingUnavailableError,
-            "the shard does not accept entries at present: {detail}",
-            "A resharding is at its cut-over; try again in some milliseconds.",
+            "the shard is closed, epoch and layout of its route: {detail}",
+            "Nothing was published. A resharding is at its cut-over, and its driver is slow or gone; another one takes "
+            "over within a heartbeat. Publish again.",
             retriable=True,
         ),
         "CORRUPT_METADATA": Refusal(
@@ -414,8 +418,9 @@ REFUSALS: Mapping[str, Refusal] = MappingProxyType(
         ),
         "STALE_ROUTE": Refusal(
             RoutingUnavailableError,
-            "the layout that the producer routed by is not the shard's: {detail}",
-            "The producer refreshes its layout and routes again.",
+            "the producer routed by another layout than the shard's, epoch and layout of its route: {detail}",
+            "Nothing was published. The producer reads the layout again and routes anew; if that does not help, the "
+            "stream's record and its shards do not fit each other.",
             retriable=True,
         ),
         "STREAM_MISSING": Refusal(

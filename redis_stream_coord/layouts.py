@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from . import commands, routing, telemetry
+from . import commands, telemetry
+from .attempts import Course
 from .commands import Saga
 from .errors import (
     CoordError,
-    NoShardError,
     RedisUnavailableError,
     RoutingRegressionError,
     RoutingUnavailableError,
@@ -20,6 +20,7 @@ from .errors import (
 )
 from .keys import StreamKeys
 from .models import Layout
+from .routing import PROTOCOLS
 
 
 class Layouts:
@@ -29,34 +30,55 @@ class Layouts:
         keys: of the stream.
         lease_seconds: how long a layout may be used without having been read again.
         clock: seconds that never go back.
+        window_seconds: layouts that ended so long ago, or later, are asked for too.
     """
 
-    def __init__(self, keys: StreamKeys, lease_seconds: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, keys: StreamKeys, lease_seconds: float, clock: Callable[[], float], window_seconds: float = 0.0
+    ) -> None:
         self.keys = keys
         self.clock = clock
         self.lease_seconds = lease_seconds
-        self._layout: Layout | None = None
-        self._until = 0.0
+        self.asked_at = float("-inf")  # when the latest layout that was taken was asked for
+        self._window_ms = round(window_seconds * 1000)
+        self._course: Course | None = None
+        self._until = float("-inf")
+        self._taken_at = float("-inf")  # when the highest layout was taken
         self._regression: RoutingRegressionError | None = None
 
-    def current(self, now: float) -> Layout | None:
+    def current(self) -> Course | None:
         """Return the layout while its lease lasts. Raises: `RoutingRegressionError`, and keeps raising it."""
         if self._regression is not None:
             raise self._regression
-        return self._layout if now < self._until else None
+        return self._course if self.clock() < self._until else None
 
-    def take(self, layout: Layout, asked_at: float) -> Layout:
-        """Take a layout that was read. The lease counts from when it was asked for."""
-        seen = self._layout
-        if seen is not None and (layout.incarnation, layout.epoch) < (seen.incarnation, seen.epoch):
-            telemetry.metadata_regressions.add(1, {telemetry.STREAM: self.keys.stream})
-            self._regression = RoutingRegressionError(
-                f"the stored routing epoch is {layout.epoch}, this producer has seen {seen.epoch}",
-                stream=self.keys.stream,
-                hint="The stream record was restored from an old backup. Repair or recreate it, then restart.",
-            )
+    def is_current(self, course: Course) -> bool:
+        """Whether no other layout is known, and the lease lasts. Raises: as `current`."""
+        current = self.current()
+        return current is not None and current.layout.layout == course.layout.layout
+
+    def take(self, layout: Layout, asked_at: float) -> Course:
+        """Take a layout that was read. The lease counts from when it was asked for.
+
+        Parameters:
+            layout: what was answered.
+            asked_at: when it was asked for.
+
+        Raises:
+            RoutingRegressionError: it went backwards. Nothing but a record of a later lifecycle ends that.
+            UnsupportedProtocolError: it routes keys in an unknown way.
+            RoutingUnavailableError: the stream is still being created.
+        """
+        seen = self._course
+        if seen is not None and _is_behind(layout, seen.layout):
+            if asked_at < self._taken_at:
+                # Overtaken on its way by the answer to a later question: that proves nothing.
+                return seen
+            self._refuse_regression(layout, seen.layout)
+        if seen is not None and layout.incarnation == seen.layout.incarnation and self._regression is not None:
             raise self._regression
-        if layout.routing not in routing.PROTOCOLS:
+        self._until = float("-inf")  # what is refused here ends the lease of what was known before
+        if layout.routing not in PROTOCOLS:
             raise UnsupportedProtocolError(
                 f"the stream routes by {layout.routing!r}, which this release does not know",
                 stream=self.keys.stream,
@@ -68,36 +90,67 @@ class Layouts:
                 stream=self.keys.stream,
                 hint="Try again; if it stays so, call Admin.create(..., exist_ok=True) to finish it.",
             )
-        self._layout, self._until = layout, asked_at + self.lease_seconds
-        return layout
+        course = seen if seen is not None and seen.layout == layout else Course(layout)
+        self._course, self._regression = course, None
+        self.asked_at = max(self.asked_at, asked_at)
+        self._until = self.asked_at + self.lease_seconds
+        self._taken_at = self.clock()
+        return course
 
-    def shard(self, layout: Layout, key: bytes) -> int:
-        """Return the shard of a key. Raises: `NoShardError`."""
-        if layout.shards == 0:
-            raise NoShardError("the stream has no shards at present", stream=self.keys.stream)
-        return routing.PROTOCOLS[layout.routing].shard(key, layout.shards)
+    def _refuse_regression(self, layout: Layout, seen: Layout) -> None:
+        if self._regression is None:
+            telemetry.metadata_regressions.add(1, {telemetry.STREAM: self.keys.stream})
+            self._regression = RoutingRegressionError(
+                f"the stored layout is {_describe(layout)}, this producer has seen {_describe(seen)}",
+                stream=self.keys.stream,
+                hint="Redis lost writes, or the stream record was restored from an old backup. Nothing is published "
+                "until the record is created anew, or it is repaired and this producer restarted.",
+            )
+        raise self._regression
 
-    def refresh(self) -> Saga[Layout]:
+    def refresh(self) -> Saga[Course]:
         """Read the layout.
 
         Raises:
-            RoutingUnavailableError: Redis gave no answer.
+            RoutingUnavailableError: Redis gave no answer, or the stream is still being created.
             NotFoundError: there is no such stream.
+            RoutingRegressionError, UnsupportedProtocolError, MetadataError: what is stored cannot be used.
         """
         asked_at = self.clock()
         try:
-            layout = yield commands.layout(self.keys)
+            layout = yield commands.layout(self.keys, window_ms=self._window_ms)
+            course = self.take(layout, asked_at)
         except RedisUnavailableError as error:
-            self._count(error)
+            self._count("UNAVAILABLE")
             raise RoutingUnavailableError(
-                "the layout could not be read", stream=self.keys.stream, hint=str(error)
+                f"the layout could not be read: {error.message}",
+                stream=self.keys.stream,
+                hint="Nothing was published. Redis is away or too slow; try again.",
             ) from error
         except CoordError as error:
-            self._count(error)
+            self._count(error.word or _STATUS.get(type(error), "ERROR"))
             raise
-        telemetry.routing_requests.add(1, {telemetry.STREAM: self.keys.stream, telemetry.STATUS: "OK"})
-        return self.take(layout, asked_at)
+        self._count("OK")
+        return course
 
-    def _count(self, error: CoordError) -> None:
-        status = error.word or "UNAVAILABLE"
+    def _count(self, status: str) -> None:
         telemetry.routing_requests.add(1, {telemetry.STREAM: self.keys.stream, telemetry.STATUS: status})
+
+
+_STATUS: dict[type[CoordError], str] = {
+    RoutingRegressionError: "REGRESSION",
+    UnsupportedProtocolError: "UNSUPPORTED_ROUTING",
+    RoutingUnavailableError: "CREATING",
+}
+
+
+def _is_behind(layout: Layout, seen: Layout) -> bool:
+    if layout.incarnation != seen.incarnation:
+        return layout.incarnation < seen.incarnation
+    if layout.epoch == seen.epoch and layout.layout != seen.layout:
+        return True  # an epoch is never drawn twice, unless the record that drew it was lost
+    return layout.epoch < seen.epoch or layout.version < seen.version
+
+
+def _describe(layout: Layout) -> str:
+    return f"{layout.layout} (epoch {layout.epoch}, version {layout.version}, incarnation {layout.incarnation})"

@@ -190,6 +190,21 @@ class Receipt:
 
 
 @attrs.frozen
+class Quiesced:
+    """What a producer that was quiesced does not know the outcome of. Nothing of it is under way any more.
+
+    Attributes:
+        event_ids: of entries whose last answer was lost, oldest first. Publish them again after `resume`, with the same
+            key: that makes no duplicate.
+        unknown_count: entries without event id, or of a producer that is not fenced, whose answer was lost since the
+            last `resume`. They may or may not be there.
+    """
+
+    event_ids: tuple[str, ...]
+    unknown_count: int
+
+
+@attrs.frozen
 class Layout:
     """Where the keys of a stream go at present.
 

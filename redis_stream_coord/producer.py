@@ -1,7 +1,7 @@
 """Writing to a sharded stream: the faces for plain code and for coroutines.
 
-What they decide stands in `publishing` and `layouts`. The layout is cached under a lease, which a background thread (or
-task) renews.
+What they decide stands in `publishing`, `bulk`, `layouts` and `attempts`. The layout is cached under a lease, which a
+background thread (or task) renews.
 """
 
 from __future__ import annotations
@@ -10,19 +10,45 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
-from .errors import CoordError
+from opentelemetry import trace
+
+from . import telemetry
+from .attempts import Course
+from .bulk import Bulk
+from .errors import CoordError, DrainTimeoutError, NoShardError
 from .machine import Repeating
-from .models import Fields, Layout, Outgoing, Receipt, Route
-from .publishing import Publishing, key_bytes, windows
+from .models import Fields, Layout, Outgoing, Quiesced, Receipt, Route
+from .publishing import Publishing, key_bytes
 from .runner import AsyncRunner, SyncRunner, check_process
 from .settings import RedisSettings
 from .tasks import end
 
 _LEASE_SECONDS = 10.0
+
+
+def _route(publishing: Publishing, course: Course, key: bytes) -> Route:
+    if course.is_empty:
+        raise NoShardError("the stream has no shards at present", stream=publishing.keys.stream)
+    shard = course.place(key).shard
+    return Route(shard, publishing.keys.shard(shard).stream, course.layout.epoch)
+
+
+def _span(publishing: Publishing) -> Any:
+    """Open the span that consumers of the entry continue."""
+    return telemetry.tracer.start_as_current_span(f"{publishing.keys.stream} publish", kind=trace.SpanKind.PRODUCER)
+
+
+def _not_drained(publishing: Publishing, timeout_seconds: float) -> DrainTimeoutError:
+    return DrainTimeoutError(
+        f"{publishing.gate.inside} calls of the producer had not returned after {timeout_seconds} s",
+        stream=publishing.keys.stream,
+        hint="It stays quiesced: call quiesce() again to go on waiting, or resume().",
+        retriable=True,
+    )
 
 
 class Router:
@@ -41,14 +67,13 @@ class Router:
     """
 
     def __init__(self, stream: str, *, redis: str | RedisSettings, lease_seconds: float = _LEASE_SECONDS) -> None:
-        self._init(
-            Publishing(stream, RedisSettings.of(redis), fenced=True, lease_seconds=lease_seconds),
-            redis,
-        )
+        self._init(stream, RedisSettings.of(redis), True, lease_seconds)
 
-    def _init(self, publishing: Publishing, redis: str | RedisSettings) -> None:
-        self._publishing = publishing
-        self._runner = SyncRunner(RedisSettings.of(redis))
+    def _init(self, stream: str, settings: RedisSettings, fenced: bool, lease_seconds: float) -> None:
+        self._publishing = Publishing(
+            stream, settings, fenced=fenced, lease_seconds=lease_seconds, lock=threading.Lock()
+        )
+        self._runner = SyncRunner(settings)
         self._closed = False
         self._refresher: Repeating | None = None
         self._lock = threading.Lock()
@@ -63,18 +88,21 @@ class Router:
             NoShardError: the stream has no shards.
         """
         encoded = key_bytes(key)
-        layouts = self._publishing.layouts
-        layout = layouts.current(layouts.clock()) or self.refresh()
-        shard = layouts.shard(layout, encoded)
-        return Route(shard, layouts.keys.shard(shard).stream, layout.epoch)
+        course = self._publishing.layouts.current() or self._refresh()
+        return _route(self._publishing, course, encoded)
 
     def refresh(self) -> Layout:
         """Read the layout now, and keep it fresh from here on. Raises: as `route`."""
-        layout = self._runner.drive(self._publishing.layouts.refresh())
+        return self._refresh().layout
+
+    def _refresh(self) -> Course:
+        course = self._runner.drive(self._publishing.layouts.refresh())
         self._keep_fresh()
-        return layout
+        return course
 
     def _keep_fresh(self) -> None:
+        if self._refresher is not None:
+            return
         with self._lock:
             if self._refresher is None and not self._closed:
                 self._refresher = self._runner.settings.machine.repeat(
@@ -108,7 +136,7 @@ class Producer(Router):
 
     Parameters:
         stream: name of the logical stream.
-        redis: URL or settings.
+        redis: URL or settings. Its ``timeout_seconds`` bounds how long a call tries again.
         fenced: check in the shard itself that the layout is current, and each event id once. ``False`` is a plain
             XADD: a little faster, with duplicates and reordering possible while the number of shards changes.
         lease_seconds: see `Router`.
@@ -125,10 +153,8 @@ class Producer(Router):
         fenced: bool = True,
         lease_seconds: float = _LEASE_SECONDS,
     ) -> None:
-        self._init(
-            Publishing(stream, RedisSettings.of(redis), fenced=fenced, lease_seconds=lease_seconds),
-            redis,
-        )
+        self._init(stream, RedisSettings.of(redis), fenced, lease_seconds)
+        self._turn = threading.Condition()
 
     def publish(self, fields: Fields, *, key: str | bytes, event_id: str | None = None) -> Receipt:
         """Append one entry.
@@ -143,16 +169,19 @@ class Producer(Router):
 
         Raises:
             PublishError: it is unknown whether it was appended.
-            RoutingError: nobody knows where to; nothing was appended.
+            RoutingError: nobody knows where to, or the shard was closed all the time; nothing was appended.
+            LifecycleError: the producer is quiesced; nothing was sent.
             ConfigError: a field cannot be stored.
         """
-        entry = self._publishing.prepare(Outgoing(fields=fields, key=key, event_id=event_id))
-        receipt = self._runner.drive(self._publishing.publish(entry))
+        publishing = self._publishing
+        with self._inside(), _span(publishing):
+            entry = publishing.prepare(Outgoing(fields=fields, key=key, event_id=event_id), publishing.carrier())
+            receipt = self._runner.drive(publishing.publish(entry), retry=False)
         self._keep_fresh()
         return receipt
 
     def publish_many(self, entries: Iterable[Outgoing]) -> Sequence[Receipt]:
-        """Append many entries, those of one shard in the order given. Several go in one call.
+        """Append many entries, those of one key in the order given. Several go in one call.
 
         Parameters:
             entries: what to publish. It is read to its end before anything is sent.
@@ -162,29 +191,72 @@ class Producer(Router):
 
         Raises:
             PartialPublishError: which were not, or perhaps not, published, and why.
+            RoutingError: nobody knows where to; nothing was appended.
+            LifecycleError: the producer is quiesced; nothing was sent.
+            ConfigError: a field cannot be stored; nothing was sent.
         """
         publishing = self._publishing
-        prepared = [publishing.prepare(entry) for entry in entries]
-        layout = publishing.layouts.current(publishing.layouts.clock()) or self.refresh()
-        receipts: list[Receipt | None] = [None] * len(prepared)
-        failed: dict[int, CoordError] = {}
-        for window, sends in windows(publishing, layout, prepared):
-            if failed:
-                publishing.hold_back(window, failed)
-                continue
-            for batch, result in zip(window, self._runner.pipeline(sends), strict=True):
-                publishing.collect(batch, result, receipts, failed)
-        for position in publishing.again(prepared, failed):
-            try:
-                receipts[position] = self._runner.drive(publishing.publish(prepared[position]))
-                del failed[position]
-            except CoordError as error:
-                failed[position] = error
-        return publishing.finish(receipts, failed)
+        with self._inside(), _span(publishing):
+            carrier = publishing.carrier()
+            prepared = [publishing.prepare(entry, carrier) for entry in entries]
+            receipts = self._runner.drive(Bulk(publishing, prepared).run(), retry=False)
+        self._keep_fresh()
+        return receipts
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        gate = self._publishing.gate
+        with self._turn:
+            gate.enter()
+        try:
+            yield
+        finally:
+            with self._turn:
+                gate.leave()
+                if gate.shut:
+                    self._turn.notify_all()
+
+    def quiesce(self, *, timeout_seconds: float = 30.0) -> Quiesced:
+        """Let no call begin, and wait until those under way have ended, with all they try again.
+
+        From here on `publish` and `publish_many` raise `LifecycleError` (retriable) at once. It holds for this object,
+        not for other producers. `route` and `refresh` go on.
+
+        Parameters:
+            timeout_seconds: how long to wait. One call takes about three times the ``timeout_seconds`` of the
+                settings at most.
+
+        Returns:
+            What has no known outcome.
+
+        Raises:
+            DrainTimeoutError: calls were still under way. The producer stays quiesced; call again to go on waiting.
+        """
+        publishing = self._publishing
+        gate = publishing.gate
+        with self._turn:
+            gate.shut = True
+
+            def wait(seconds: float | None) -> bool:
+                return self._turn.wait_for(lambda: gate.is_empty, seconds)
+
+            if not self._runner.settings.machine.block(wait, lambda: gate.is_empty, timeout_seconds):
+                raise _not_drained(publishing, timeout_seconds)
+        return publishing.quiesced()
+
+    def resume(self) -> Layout:
+        """Read the layout, then let calls in again. Raises: as `route`; the producer stays quiesced then."""
+        layout = self.refresh()
+        with self._turn:
+            self._publishing.resumed()
+        return layout
 
 
 class AsyncProducer:
-    """Publishes to a sharded stream, from coroutines. Parameters as `Producer`."""
+    """Publishes to a sharded stream, from coroutines. Parameters as `Producer`.
+
+    Calls that run at the same time share round trips, in no order.
+    """
 
     def __init__(
         self,
@@ -195,10 +267,13 @@ class AsyncProducer:
         lease_seconds: float = _LEASE_SECONDS,
     ) -> None:
         settings = RedisSettings.of(redis)
-        self._publishing = Publishing(stream, settings, fenced=fenced, lease_seconds=lease_seconds)
-        self._make_runner: Callable[[], AsyncRunner] = lambda: AsyncRunner(settings)
+        self._publishing = Publishing(
+            stream, settings, fenced=fenced, lease_seconds=lease_seconds, lock=contextlib.nullcontext()
+        )
+        self._make_runner: Callable[[], AsyncRunner] = lambda: AsyncRunner(settings, together=True)
         self._runner: AsyncRunner | None = None
         self._refresher: asyncio.Task[None] | None = None
+        self._waiting: list[asyncio.Future[None]] = []
         self._pid = os.getpid()
 
     def _connected(self) -> AsyncRunner:
@@ -210,16 +285,17 @@ class AsyncProducer:
     async def route(self, key: str | bytes) -> Route:
         """Return where a key goes; see `Router.route`."""
         encoded = key_bytes(key)
-        layouts = self._publishing.layouts
-        layout = layouts.current(layouts.clock()) or await self.refresh()
-        shard = layouts.shard(layout, encoded)
-        return Route(shard, layouts.keys.shard(shard).stream, layout.epoch)
+        course = self._publishing.layouts.current() or await self._refresh()
+        return _route(self._publishing, course, encoded)
 
     async def refresh(self) -> Layout:
         """Read the layout now, and keep it fresh from here on."""
-        layout = await self._connected().drive(self._publishing.layouts.refresh())
+        return (await self._refresh()).layout
+
+    async def _refresh(self) -> Course:
+        course = await self._connected().drive(self._publishing.layouts.refresh())
         self._keep_fresh()
-        return layout
+        return course
 
     def _keep_fresh(self) -> None:
         if self._refresher is None:
@@ -234,31 +310,54 @@ class AsyncProducer:
 
     async def publish(self, fields: Fields, *, key: str | bytes, event_id: str | None = None) -> Receipt:
         """Append one entry; see `Producer.publish`."""
-        entry = self._publishing.prepare(Outgoing(fields=fields, key=key, event_id=event_id))
-        receipt = await self._connected().drive(self._publishing.publish(entry))
+        publishing = self._publishing
+        with self._inside(), _span(publishing):
+            entry = publishing.prepare(Outgoing(fields=fields, key=key, event_id=event_id), publishing.carrier())
+            receipt = await self._connected().drive(publishing.publish(entry), retry=False)
         self._keep_fresh()
         return receipt
 
     async def publish_many(self, entries: Iterable[Outgoing]) -> Sequence[Receipt]:
         """Append many entries; see `Producer.publish_many`."""
         publishing = self._publishing
-        prepared = [publishing.prepare(entry) for entry in entries]
-        layout = publishing.layouts.current(publishing.layouts.clock()) or await self.refresh()
-        receipts: list[Receipt | None] = [None] * len(prepared)
-        failed: dict[int, CoordError] = {}
-        for window, sends in windows(publishing, layout, prepared):
-            if failed:
-                publishing.hold_back(window, failed)
-                continue
-            for batch, result in zip(window, await self._connected().pipeline(sends), strict=True):
-                publishing.collect(batch, result, receipts, failed)
-        for position in publishing.again(prepared, failed):
-            try:
-                receipts[position] = await self._connected().drive(publishing.publish(prepared[position]))
-                del failed[position]
-            except CoordError as error:
-                failed[position] = error
-        return publishing.finish(receipts, failed)
+        with self._inside(), _span(publishing):
+            carrier = publishing.carrier()
+            prepared = [publishing.prepare(entry, carrier) for entry in entries]
+            receipts = await self._connected().drive(Bulk(publishing, prepared).run(), retry=False)
+        self._keep_fresh()
+        return receipts
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        gate = self._publishing.gate
+        gate.enter()
+        try:
+            yield
+        finally:
+            gate.leave()
+            if gate.is_empty:
+                waiting, self._waiting = self._waiting, []
+                for one in waiting:
+                    if not one.done():
+                        one.set_result(None)
+
+    async def quiesce(self, *, timeout_seconds: float = 30.0) -> Quiesced:
+        """Let no call begin, and wait until those under way have ended; see `Producer.quiesce`."""
+        publishing = self._publishing
+        publishing.gate.shut = True
+        if not publishing.gate.is_empty:
+            empty = asyncio.get_running_loop().create_future()
+            self._waiting.append(empty)
+            await asyncio.wait([empty], timeout=timeout_seconds)
+            if not publishing.gate.is_empty:
+                raise _not_drained(publishing, timeout_seconds)
+        return publishing.quiesced()
+
+    async def resume(self) -> Layout:
+        """Read the layout, then let calls in again; see `Producer.resume`."""
+        layout = await self.refresh()
+        self._publishing.resumed()
+        return layout
 
     async def close(self) -> None:
         """Stop the background task and close the connections."""

@@ -86,7 +86,7 @@ class Script:
             if kind == "list":
                 if isinstance(value, (str, bytes, int)):
                     raise TypeError(f"{self.name}: {name} must be a sequence")
-                argv.extend(_scalar(item) for item in value)
+                argv.extend([str(item) if isinstance(item, int) else item for item in value])
             elif isinstance(value, (str, bytes)) if kind == "string" else type(value) is int:
                 argv.append(_scalar(cast("str | bytes | int", value)))
             else:

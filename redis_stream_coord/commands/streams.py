@@ -14,10 +14,20 @@ from .base import PROTOCOL, Command, call, flat, text
 
 @attrs.frozen
 class Published:
-    """What became of one entry: ``OK`` or ``DUPLICATE`` with its id, or an error word with a detail."""
+    """What became of one entry.
+
+    Attributes:
+        word: ``OK``, ``DUPLICATE``, or an error word.
+        detail: id of the entry; of ``CLOSED`` and ``STALE_ROUTE``: epoch of the route's phase, and its layout.
+    """
 
     word: str
     detail: str
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the entry is in the stream."""
+        return self.word in ("OK", "DUPLICATE")
 
 
 def publish(
@@ -31,12 +41,12 @@ def publish(
 ) -> Command[list[Published]]:
     """Append entries, each an event id (or ``None``) and its flat fields, to one shard. Result: one outcome each.
 
-    It is idempotent, and so sent again after a lost reply, if every entry has an event id.
+    It is idempotent if every entry has an event id.
     """
     names = keys.shard(shard)
-    flat: list[str | bytes | int] = []
+    flat: list[str | bytes] = []
     for event_id, fields in entries:
-        flat += [event_id or "", len(fields), *fields]
+        flat += [event_id or "", str(len(fields)), *fields]
     return call(
         "publish",
         {"stream": names.stream, "route": names.route, "published": names.published},
@@ -48,16 +58,14 @@ def publish(
     )
 
 
-def append(keys: StreamKeys, shard: int, fields: Sequence[str | bytes]) -> Command[str | None]:
-    """Plain XADD that makes no stream: no route check, no duplicate detection. Result: the id; ``None``: no stream."""
-    return Command(
-        "XADD",
-        None,
-        [keys.shard(shard).stream],
-        [keys.shard(shard).stream, "NOMKSTREAM", "*", *fields],
-        lambda answer: None if answer is None else text(answer),
-        idempotent=False,
-    )
+def append(keys: StreamKeys, shard: int, fields: Sequence[str | bytes]) -> Command[list[Published]]:
+    """Plain XADD that makes no stream: no route check, no duplicate detection. Result: one outcome."""
+    stream = f"{keys.stream}:{shard}"
+    return Command("XADD", None, [stream], [stream, "NOMKSTREAM", "*", *fields], _appended, idempotent=False)
+
+
+def _appended(answer: Any) -> list[Published]:
+    return [Published("STREAM_MISSING", "") if answer is None else Published("OK", text(answer))]
 
 
 def layout(keys: StreamKeys, *, window_ms: int = 0) -> Command[Layout]:

@@ -1,6 +1,8 @@
 -- Append entries to a shard, if the producer routed them by the shard's present layout, and each event id once.
 -- The id is looked up before the route: a retry after a lost reply finds its entry even where the shard has been
 -- closed since.
+-- A refusal says the phase of the route, which only moves up: beyond the producer's layout nothing that was routed by
+-- that layout can land here any more, and only then may the producer send the entry elsewhere.
 -- @include clock
 -- @include int
 -- @key stream
@@ -15,13 +17,13 @@
 -- @error STALE_ROUTE
 -- @error CLOSED
 -- @error STREAM_MISSING
-local route = redis.call('HMGET', key.route, 'layout', 'state')
+local route = redis.call('HMGET', key.route, 'layout', 'state', 'epoch')
 local ring
 
 local function refusal()
-  if not route[1] or not route[2] then return 'ROUTE_MISSING', key.route end
-  if route[2] ~= 'open' then return 'CLOSED', route[1] end
-  if route[1] ~= arg.layout then return 'STALE_ROUTE', route[1] end
+  if not route[2] or not route[3] then return 'ROUTE_MISSING', key.route end
+  local word = route[2] ~= 'open' and 'CLOSED' or route[1] ~= arg.layout and 'STALE_ROUTE' or nil
+  return word, word and route[3] .. ' ' .. (route[1] or '-')
 end
 
 -- Remembered ids form a ring: `e:<event id>` -> entry id, `r:<n>` -> event id, with n from tail to head.

@@ -58,6 +58,7 @@ NAMES = [
     "Poison",
     "Producer",
     "PublishError",
+    "Quiesced",
     "RateLimitedError",
     "Receipt",
     "RedisSettings",
