@@ -12,6 +12,8 @@ from functools import cache
 from types import MappingProxyType
 from typing import Literal, get_args
 
+import attrs
+
 from . import keys as redis_keys
 from .errors import ConfigError
 from .keys import DEFAULT_PREFIX, GroupKeys, StreamKeys
@@ -195,20 +197,11 @@ def _patterns(role: Role, stream: str | None, group: str | None, prefix: str, *,
     """Return the pattern of every key that a role touches, by the name that it has in the scripts."""
     names = GroupKeys(stream or _ANY, group or _ANY, _escape(prefix))
     streams = StreamKeys(names.stream, names.prefix)
-    shard = streams.shard(_ANY_SHARD)
-    everything = {
-        "metadata": names.metadata,
-        "leases": names.leases,
-        "events": names.events,
-        "audit": names.audit,
-        "fence": names.fence(_ANY_SHARD),
-        "record": streams.record,
-        "route": shard.route,
-        "published": shard.published,
-        "stream": shard.stream,
-        "stream audit": streams.audit,
-        "index": redis_keys.index(names.prefix),
-    }
+    # Every key there is, so that none is forgotten when one is added. A group and its stream have some names in common.
+    everything = {f"stream {name}": getattr(streams, name) for name in _properties(StreamKeys)}
+    everything |= {"record": everything.pop("stream record"), "index": redis_keys.index(names.prefix)}
+    everything |= {name: getattr(names, name) for name in _properties(GroupKeys)}
+    everything |= attrs.asdict(streams.shard(_ANY_SHARD)) | {"fence": names.fence(_ANY_SHARD)}
     if duties:
         # A resharding concerns every group of the stream.
         others = GroupKeys(names.stream, _ANY, names.prefix)
@@ -221,6 +214,10 @@ def _patterns(role: Role, stream: str | None, group: str | None, prefix: str, *,
         for name, key in everything.items()
         if name in wanted
     }
+
+
+def _properties(cls: type) -> list[str]:
+    return [name for name, value in vars(cls).items() if isinstance(value, property)]
 
 
 def _escape(prefix: str) -> str:
