@@ -150,3 +150,17 @@ def test_outage_of_redis_is_survived(env: Environment, store: Store) -> None:
     env.settle()
     assert a.health.ok
     assert set(store.invoices) == set(before + after)
+
+
+def test_restart_under_the_same_name_moves_nothing(env: Environment, store: Store) -> None:
+    a, b = start(env, store, "a"), start(env, store, "b")
+    env.settle()
+    before = dict(env.owners(STREAM, group=GROUP))
+    a.stop(hold=True)
+    env.advance(5)
+    start(env, store, "a")
+    orders = place(env, 20)
+    env.settle()
+    assert env.owners(STREAM, group=GROUP) == before
+    assert b.assignment == {shard for shard, member in before.items() if member == "b"}
+    assert set(store.invoices) == set(orders)

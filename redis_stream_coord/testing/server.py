@@ -165,7 +165,11 @@ class MemoryServer:
 
     def connect(self, db: int = 0, *, raw: bool = False) -> Connection:
         """Return a new connection. `raw`: with answers as the server gives them, not as redis-py shows them."""
-        client = fakeredis.FakeRedis(server=self._fake, db=db, protocol=2, single_connection_client=True)
+        _of_thread.clock = self.now  # the connection remembers when it was made
+        try:
+            client = fakeredis.FakeRedis(server=self._fake, db=db, protocol=2, single_connection_client=True)
+        finally:
+            _of_thread.clock = None
         if raw:
             client.response_callbacks.clear()
         self._clients.append(client)
