@@ -256,8 +256,8 @@ COMMANDS: dict[tuple[Any, ...], tuple[set[Role], set[Role]]] = {
     # Records. A member's heartbeat has to write its group's, so it could by hand too.
     ("HSET", KEYS.metadata, "version", "9"): ({"WRITE", "MEMBER"}, set()),
     ("HSET", _FENCE, "token", "9"): ({"WRITE", "MEMBER"}, set()),
-    ("EVAL", _SET, 1, _ROUTE): ({"WRITE"}, {"PRODUCER"}),
-    ("HSET", _ROUTE, "state", "closed"): ({"WRITE"}, {"PRODUCER"}),
+    ("EVAL", _SET, 1, _ROUTE): ({"WRITE"}, {"MEMBER", "PRODUCER"}),
+    ("HSET", _ROUTE, "state", "closed"): ({"WRITE"}, {"MEMBER", "PRODUCER"}),
     ("HSET", STREAM_KEYS.record, "shards", "9"): ({"WRITE"}, {"MEMBER", "PRODUCER"}),
     ("HSET", GroupKeys(STREAM, OTHER).metadata, "version", "9"): (set(), set()),
     # Shards.

@@ -144,8 +144,8 @@ def test_rules_without_names_are_for_all() -> None:
 
 
 def test_a_prefix_is_taken_literally() -> None:
-    (pattern, *_) = _keys(acl.rules("READ", stream="orders", group="billing", prefix="what*?"))
-    assert pattern == r"what\*\?:{orders:billing}:metadata"
+    patterns = _keys(acl.rules("READ", stream="orders", group="billing", prefix="what*?"))
+    assert r"what\*\?:{orders:billing}:metadata" in patterns
 
 
 def test_dead_letters_are_appended_to_and_nothing_else() -> None:
