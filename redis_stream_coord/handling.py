@@ -157,6 +157,8 @@ class Handling:
         self._loop = asyncio.get_running_loop()
         self._turns: dict[Turn, None] = {}  # in their order, so that a run can be repeated
         self._deliveries = Deliveries(runner, keys, fence, self._turns, ledger.deliveries, fenced)
+        # Handlers of earlier owners in this process that still run. They began before this owner came: none is added.
+        self._earlier = list(dict.fromkeys(ledger.busy.values()))
         # Perhaps pending when the shard was taken over: one of them may have ended its owner.
         self.suspects: set[str] = set()
         self._labels: telemetry.Attributes = {telemetry.STREAM: keys.stream, telemetry.GROUP: keys.group}
@@ -183,7 +185,7 @@ class Handling:
         """Hand entries out, again after a failure, until each is acknowledged or the shard is given up."""
         ready = []
         for entry in entries:
-            if not await self._is_free(entry.id):
+            if self._earlier and not await self._is_free(entry):
                 return
             if entry.id in self._ledger.finished or entry.id in self._ledger.late:
                 self._acknowledge(entry.id)
@@ -195,11 +197,11 @@ class Handling:
         for message, entry in zip(messages, ready, strict=True):
             await self._until_handled(message, entry)
 
-    async def _is_free(self, entry_id: str) -> bool:
-        """Wait until an entry is in no handler of an earlier owner in this process. Returns whether it may go on."""
+    async def _is_free(self, entry: Entry) -> bool:
+        """Wait until no handler of an earlier owner in this process is in the way. Returns whether it may go on."""
         since = self._clock()
         limit = self._config.max_handler_seconds or self._owner.patience_seconds()
-        while (turn := self._ledger.busy.get(entry_id)) is not None:
+        while (turn := self._in_the_way(entry)) is not None:
             await self.pause(0.01)
             if not self.reading():
                 return False
@@ -208,6 +210,14 @@ class Handling:
                 # Somebody else shall have the shard. If there is nobody, it comes back, and its other keys go on.
                 self._surrender(turn)
         return True
+
+    def _in_the_way(self, entry: Entry) -> Turn | None:
+        self._earlier = [turn for turn in self._earlier if not turn.ended]
+        for turn in self._earlier:
+            # One handler at a time: of the whole shard, or of a key.
+            if self._config.concurrency == 1 or any(message.key == entry.key for message in turn.messages):
+                return turn
+        return None
 
     async def _together(self, messages: list[Message]) -> bool:
         """Hand a batch out. Returns whether that was all; after a failure the messages have to be tried one by one."""
@@ -343,6 +353,7 @@ class Handling:
         finally:
             if turn.watchdog is not None:
                 turn.watchdog.cancel()
+            turn.ended = True
             del self._turns[turn]
             for entry_id in turn.ids:
                 if self._ledger.busy.get(entry_id) is turn:

@@ -44,6 +44,7 @@ class Turn:
     ) -> None:
         self.messages = messages
         self.began: float | None = None  # on the clock of the machine
+        self.ended = False
         self.acknowledged: set[str] = set()  # by the handler itself
         self.watchdog: asyncio.TimerHandle | None = None
         self.surrendered = False  # whether the shard was given up for it once

@@ -45,7 +45,7 @@ def _membership_wrong(session: Session, now: float) -> Iterator[str]:
     elif session.state is State.MEMBER:
         silent = now - session.last_accepted
         if silent > _MISSED_BEATS * session.timings.heartbeat_seconds:
-            yield f"an answer of Redis to its heartbeats, for {silent:.1f} s"
+            yield f"no answer from Redis to its heartbeats for {silent:.1f} s"
 
 
 def _shards_wrong(

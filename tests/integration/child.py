@@ -4,8 +4,9 @@ Run as ``python -m tests.integration.child`` with its options as one JSON object
 file, one JSON object per line: `kind` is assigned, revoked, lost, began, finished, refused or ended.
 
 Options beside those of the consumer: `notes`: that file; `hold`: while this file exists, handlers wait, or only those
-of the partition key `hold_key`; `manual`: let the handler acknowledge; `handler_seconds`: how long it takes at least;
-`deadly`: it ends the process when it meets an entry whose field ``n`` is this; `concurrency`.
+of the partition key `hold_key`; `manual`: let the handler acknowledge; `never`: and not even that; `handler_seconds`:
+how long it takes at least; `deadly`: it ends the process when it meets an entry whose field ``n`` is this;
+`concurrency`; `handler_threads`; `iterate`: no handler, but a loop that does the same.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def main(given: dict[str, Any]) -> None:
             os._exit(1)
         while hold.exists() and hold_key in (None, message.key):
             time.sleep(0.002)
-        if manual:
+        if manual and not given.get("never"):
             try:
                 message.ack()
             except FencedError:
@@ -51,7 +52,8 @@ def main(given: dict[str, Any]) -> None:
         group=given["group"],
         redis=RedisSettings(given["url"], timeout_seconds=1.0),
         member=given["member"],
-        handler=handle,
+        handler=None if given.get("iterate") else handle,
+        handler_threads=given.get("handler_threads", 32),
         concurrency=given.get("concurrency", 1),
         ack="manual" if manual else "auto",
         shutdown_seconds=5.0,
@@ -60,7 +62,11 @@ def main(given: dict[str, Any]) -> None:
         on_lost=lambda shards: note("lost", shards=sorted(shards)),
     )
     try:
-        consumer.run()
+        if given.get("iterate"):
+            for message in consumer:
+                handle(message)
+        else:
+            consumer.run()
     except CoordError as error:
         note("ended", error=type(error).__name__)
         raise SystemExit(3) from error

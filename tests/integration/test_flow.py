@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from redis_stream_coord import Message, NotFoundError, Outgoing, RedisSettings, RedisUnavailableError, Retry
+from redis_stream_coord import (
+    AsyncConsumer,
+    Message,
+    NotFoundError,
+    Outgoing,
+    RedisSettings,
+    RedisUnavailableError,
+    Retry,
+)
 from tests.integration.kit import GROUP, SLOW, Bench, Crew, Recorder, two_servers
 from tests.proxy import LossyProxy
-from tests.waiting import eventually
+from tests.waiting import aeventually, eventually
 
 
 def publish_many(bench: Bench, count: int, shard: int = 0) -> list[str]:
@@ -60,6 +69,64 @@ def test_pause_of_all_holds_for_shards_assigned_later_and_one_can_be_resumed(ben
     assert a.recorder.ids(0) == []
     a.consumer.resume()
     eventually(lambda: a.recorder.done(0) == first, what="the other shard")
+
+
+@two_servers
+def test_pause_before_the_start_holds(bench: Bench, crew: Crew) -> None:
+    bench.create(shards=2)
+    ids = {shard: bench.fill(shard) for shard in range(2)}
+    a = crew.prepare("a")
+    a.consumer.pause()
+    a.consumer.resume([1])
+    a.consumer.start()
+    a.finishes(*ids[1])
+    bench.heartbeats_pass("a")
+    assert a.recorder.ids(0) == []
+    assert "resume() of shards [0]" in a.consumer.health.waits_for
+    a.consumer.resume()
+    a.finishes(*ids[0])
+
+
+@two_servers
+def test_pause_before_the_start_holds_for_coroutines(bench: Bench) -> None:
+    bench.create(shards=2)
+    ids = {shard: bench.fill(shard) for shard in range(2)}
+    seen: list[str] = []
+
+    async def handle(message: Message) -> None:
+        seen.append(message.id)
+
+    async def main() -> None:
+        consumer = AsyncConsumer(bench.stream, group=GROUP, redis=bench.url, member="a", handler=handle)
+        consumer.pause([0])
+        async with consumer:
+            await aeventually(lambda: seen == ids[1], what="the other shard")
+            await aeventually(lambda: "resume() of shards [0]" in consumer.health.waits_for, what="that it is told")
+            assert consumer.health.ok
+            consumer.resume([0])
+            await aeventually(lambda: len(seen) == 2, what="both")
+
+    asyncio.run(main())
+
+
+@two_servers
+def test_entry_that_waits_for_a_thread_is_not_handed_out_on_a_paused_shard(bench: Bench, crew: Crew) -> None:
+    bench.create(shards=2)
+    a = crew.start("a", handler_threads=1)
+    a.owns(0, 1)
+    a.recorder.hold()
+    (held,) = bench.fill(0)
+    eventually(lambda: a.recorder.ids() == [held], what="the only thread taken")
+    (waiting,) = bench.fill(1)
+    eventually(lambda: bench.pending(1), what="the other entry read")
+    a.consumer.pause([1])
+    bench.heartbeats_pass("a")
+    a.recorder.release()
+    later = bench.fill(0)
+    a.finishes(held, *later)
+    assert a.recorder.ids(1) == []
+    a.consumer.resume()
+    a.finishes(waiting)
 
 
 @two_servers

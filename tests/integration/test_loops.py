@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from redis_stream_coord import AsyncConsumer, Consumer, DeadLetter, Message
-from tests.integration.kit import GROUP, SLOW, STEADY, Bench, taking_at_most
+from redis_stream_coord import AsyncConsumer, Consumer, DeadLetter, Message, Poison
+from tests.integration.kit import GROUP, QUICK_RETRY, SLOW, STEADY, Bench, taking_at_most
 from tests.waiting import aeventually, eventually
+
+pytestmark = pytest.mark.parametrize("server", ["redis7"], indirect=True)
 
 
 def make(bench: Bench, **options: Any) -> Consumer:
@@ -150,3 +156,159 @@ def test_async_loop_whose_task_is_cancelled_loses_nothing(bench: Bench) -> None:
 
     asyncio.run(main())
     assert bench.view().members == {}
+
+
+# --- leaving the loop without ``with`` --------------------------------------------------------------------------------
+
+_WAYS = {
+    "break": "for message in consumer:\n    break\n",
+    "return from a function": "def first():\n    for message in consumer:\n        return message\nfirst()\n",
+    "an exception": "for message in consumer:\n    raise KeyError('on purpose')\n",
+    "an exception that is kept": (
+        "kept = None\ntry:\n    for message in consumer:\n        raise KeyError('on purpose')\n"
+        "except KeyError as error:\n    kept = error\n"
+    ),
+    "a generator that is kept": "messages = iter(consumer)\nmessage = next(messages)\n",
+    "async break": (
+        "async def main():\n    async for message in consumer:\n        break\n"
+        "    while consumer.health.state != 'gone':\n        await asyncio.sleep(0.01)\nasyncio.run(main())\n"
+    ),
+    "async break at the very end": (
+        "async def main():\n    async for message in consumer:\n        break\nasyncio.run(main())\n"
+    ),
+    "async exception": (
+        "async def main():\n    async for message in consumer:\n        raise KeyError('on purpose')\n"
+        "asyncio.run(main())\n"
+    ),
+    "async aclose": (
+        "async def main():\n    messages = consumer.__aiter__()\n    await messages.__anext__()\n"
+        "    await messages.aclose()\n    assert consumer.health.state == 'gone'\nasyncio.run(main())\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_loop_that_is_left_leaves_no_ghost_in_the_group(bench: Bench, way: str) -> None:
+    bench.create(shards=2, timings=SLOW)
+    ids = [bench.fill(shard, 2) for shard in range(2)]
+    face = "AsyncConsumer" if "async" in way else "Consumer"
+    program = (
+        "import asyncio\n"
+        f"from redis_stream_coord import {face}\n"
+        f"consumer = {face}({bench.stream!r}, group={GROUP!r}, redis={bench.url!r}, member='a', shutdown_seconds=10)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program + _WAYS[way]],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (run.returncode == 0) is (not way.endswith("exception")), run.stderr
+    assert "Exception ignored" not in run.stderr
+    assert "never retrieved" not in run.stderr
+    # The lease is a minute: it has said good-bye.
+    assert bench.view().members == {}
+    # And what it did not finish is there for the next one.
+    assert [list(bench.pending(shard)) or ids[shard] for shard in range(2)] == ids
+
+
+def test_body_that_hangs_does_not_keep_the_loop_from_being_left(bench: Bench) -> None:
+    """Bounded by ``shutdown_seconds``: here the callback never returns."""
+    bench.create(shards=1, timings=SLOW)
+    bench.fill(0)
+    released = threading.Event()
+    consumer = Consumer(
+        bench.stream,
+        group=GROUP,
+        redis=bench.url,
+        member="a",
+        shutdown_seconds=0.5,
+        on_revoked=lambda _: released.wait(30) and None,
+    )
+    with taking_at_most(10.0, "leaving the loop"):
+        for _ in consumer:
+            break
+    released.set()
+    assert bench.view().members == {}
+
+
+# --- decode -----------------------------------------------------------------------------------------------------------
+
+
+def test_decode_runs_where_the_handler_runs(bench: Bench) -> None:
+    bench.create(shards=1, timings=STEADY)
+    threads: list[str] = []
+
+    def decode(fields: dict[str, bytes]) -> str:
+        threads.append(threading.current_thread().name)
+        return fields["n"].decode()
+
+    values: list[object] = []
+    bench.fill(0, 2)
+    with make(bench, decode=decode, handler=lambda message: values.append(message.value)):
+        eventually(lambda: values == ["0", "1"], what="both")
+    assert all(name.startswith(f"redis-stream-coord-{bench.stream}-") for name in threads), threads
+    threads.clear()
+    bench.fill(0)
+    for message in (consumer := make(bench, decode=decode)):
+        assert message.value == "0"
+        consumer.request_stop()
+    assert threads == [threading.current_thread().name]
+
+
+@pytest.mark.parametrize("face", ["loop", "async loop", "handler", "async handler"])
+def test_what_decode_raises_is_a_failure_of_the_entry(bench: Bench, face: str) -> None:
+    bench.create(shards=1, timings=STEADY)
+    bad, good = bench.fill(0, 2)
+    given: list[tuple[str, int, str]] = []
+    seen: list[str] = []
+
+    def decode(fields: dict[str, bytes]) -> int:
+        if fields["n"] == b"0":
+            raise ValueError("cannot read it")
+        return int(fields["n"])
+
+    def give_up(message: Message) -> None:
+        given.append((message.id, message.deliveries, repr(message.error)))
+
+    async def give_up_async(message: Message) -> None:
+        give_up(message)
+
+    async def handle(message: Message) -> None:
+        seen.append(message.id)
+
+    options: dict[str, Any] = {
+        "group": GROUP,
+        "redis": bench.url,
+        "member": "a",
+        "decode": decode,
+        "retry": QUICK_RETRY,
+    }
+
+    async def main() -> None:
+        poison = Poison(give_up_async, after_deliveries=3)
+        if face == "async handler":
+            async with AsyncConsumer(bench.stream, handler=handle, poison=poison, **options):
+                await aeventually(lambda: seen, what="the good one")
+            return
+        consumer = AsyncConsumer(bench.stream, poison=poison, **options)
+        async for message in consumer:
+            seen.append(message.id)
+            consumer.request_stop()
+
+    poison = Poison(give_up, after_deliveries=3)
+    if face.startswith("async"):
+        asyncio.run(main())
+    elif face == "handler":
+        with Consumer(bench.stream, poison=poison, handler=lambda message: seen.append(message.id), **options):
+            eventually(lambda: seen, what="the good one")
+    else:
+        consumer = Consumer(bench.stream, poison=poison, **options)
+        for message in consumer:
+            seen.append(message.id)
+            consumer.request_stop()
+    assert seen == [good]
+    assert given == [(bad, 3, "ValueError('cannot read it')")]
+    assert bench.pending(0) == {}
