@@ -16,6 +16,7 @@ import pytest
 from redis_stream_coord import (
     AsyncConsumer,
     AsyncProducer,
+    Batch,
     Consumer,
     CoordError,
     CorruptMetadataError,
@@ -27,6 +28,8 @@ from redis_stream_coord import (
     PublishError,
     RedisUnavailableError,
     Retry,
+    Router,
+    RoutingUnavailableError,
 )
 from redis_stream_coord.commands import Fence, claim
 from redis_stream_coord.keys import GroupKeys
@@ -173,6 +176,71 @@ def test_handler_threads_bound_how_many_wait(coord_env: Environment) -> None:
     assert len(began.messages) == 2
     env.settle(within_seconds=200)
     assert len(began.messages) == 20
+
+
+def test_handler_that_takes_too_long_costs_its_shard(coord_env: Environment) -> None:
+    env = coord_env
+    env.create(STREAM, group=GROUP, shards=2)
+
+    def stick(message: Message) -> None:
+        if message.shard == 0:
+            env.sleep(1000)
+
+    a = consumer(env, "a", stick, max_handler_seconds=30.0, shutdown_seconds=5.0)
+    handled = Recorder()
+    env.settle()
+    fill(env)
+    env.advance(10)
+    assert a.assignment == {0, 1}
+    consumer(env, "b", handled)
+    env.advance(60)
+    assert env.owners(STREAM, group=GROUP)[0] == "b"
+    assert {message.shard for message in handled.messages} >= {0}
+
+
+def test_batches_callbacks_and_flush(coord_env: Environment) -> None:
+    env = coord_env
+    env.create(STREAM, group=GROUP, shards=2)
+    batches: list[int] = []
+    calls: list[tuple[str, set[int]]] = []
+    a = Consumer(
+        STREAM,
+        group=GROUP,
+        redis=env.redis,
+        member="a",
+        handler=Batch(lambda messages: batches.append(len(messages)), max_size=4, within_seconds=0.1),
+        on_assigned=lambda shards: calls.append(("assigned", set(shards))),
+        on_revoked=lambda shards: calls.append(("revoked", set(shards))),
+        on_lost=lambda shards: calls.append(("lost", set(shards))),
+    )
+    with a:
+        fill(env)
+        env.advance(0.0)
+        env.settle()
+        assert sum(batches) == 20
+        assert max(batches) == 4
+        a.flush()
+        assert env.pending(STREAM, group=GROUP) == {}
+        env.freeze(a)
+        env.advance(14)
+        env.thaw(a)
+        env.settle()
+    assert calls == [("assigned", {0, 1}), ("lost", {0, 1}), ("assigned", {0, 1}), ("revoked", {0, 1})]
+
+
+def test_router_keeps_its_layout_fresh(coord_env: Environment) -> None:
+    env = coord_env
+    env.create(STREAM, group=GROUP, shards=3)
+    with Router(STREAM, redis=env.redis, lease_seconds=10.0) as router:
+        before = router.route("key")
+        env.advance(60)
+        env.take_redis_away()
+        assert router.route("key") == before
+        env.advance(11)
+        with pytest.raises(RoutingUnavailableError):
+            router.route("key")
+        env.bring_redis_back()
+        assert router.route("key") == before
 
 
 def test_handler_may_publish(coord_env: Environment) -> None:
