@@ -42,6 +42,7 @@ class Acks:
         log: Log,
     ) -> None:
         self._queue: list[str] = []
+        self._labels: telemetry.Attributes = {telemetry.STREAM: keys.stream, telemetry.GROUP: keys.group}
         self._deletes: set[str] = set()
         self._runner = runner
         self._keys = keys
@@ -152,4 +153,4 @@ class Acks:
                 sent += len(batch)
                 self._acknowledged(batch)
                 self._deletes.difference_update(batch)
-                telemetry.acknowledged.add(len(batch))
+                telemetry.acknowledged.add(len(batch), self._labels)

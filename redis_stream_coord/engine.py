@@ -24,6 +24,7 @@ from .links import Links
 from .logs import Log
 from .models import Health, Held, Layout, Shards
 from .pauses import Pauses
+from .places import Place
 from .session import ANOTHER_TOKEN, Action, Claim, Drain, Lost, Session, ShardState
 from .settings import RedisSettings
 from .tasks import end
@@ -41,11 +42,12 @@ _LAST_WORD_SECONDS = 2.0
 
 @attrs.frozen(kw_only=True)
 class EngineConfig:
-    """Everything that a consumer's user chose."""
+    """Everything that a consumer's user chose. `place`: what the member id comes from, given back at the end."""
 
     keys: GroupKeys
     settings: RedisSettings
     member: str
+    place: Place | None
     weight: float
     work: WorkConfig
     shutdown_seconds: float
@@ -112,6 +114,8 @@ class Engine:
             telemetry.forget(self)
             await end([*tasks, callbacks, *self._worker_tasks])
             await self._links.release()
+            if self.config.place is not None:
+                self.config.place.release()
         if self.failure is not None:
             raise self.failure
         if self.session.failure is not None:

@@ -80,15 +80,21 @@ class Options:
             ConfigError: a name or the address of Redis is wrong.
         """
         settings = RedisSettings.of(self.redis)
+        keys = GroupKeys(self.stream, self.group, settings.key_prefix)
+        if self.member is not None:
+            member, place = check_member(self.member), None
+        else:
+            member, place = default_member(keys.metadata, settings.machine)
         batch = self.handler if isinstance(self.handler, Batch) else None
         function = _function(self.handler)
         callbacks: dict[str, ShardsCallback | None] = {
             name: None if callback is None else adapt(callback) for name, callback in self.callbacks.items()
         }
         return EngineConfig(
-            keys=GroupKeys(self.stream, self.group, settings.key_prefix),
+            keys=keys,
             settings=settings,
-            member=check_member(self.member) if self.member is not None else default_member(settings.machine),
+            member=member,
+            place=place,
             weight=self.weight,
             work=WorkConfig(
                 handle=offer if function is None else adapt_handler(function),

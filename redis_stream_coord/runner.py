@@ -43,6 +43,8 @@ _TRANSIENT = (
 _TRANSIENT_WORDS = ("OOM", "MISCONF", "NOREPLICAS", "MASTERDOWN", "LOADING", "BUSY", "UNBLOCKED", "READONLY")
 
 
+# The last try has at least so long.
+_LEAST_SECONDS = 0.01
 # So many commands at most go in one round trip of a runner that sends them together.
 _TOGETHER = 64
 
@@ -122,9 +124,8 @@ def _retriable(error: BaseException) -> bool:
     return isinstance(error, RedisUnavailableError)
 
 
-def _policy(settings: RedisSettings) -> dict[str, Any]:
+def _policy(settings: RedisSettings, until: float) -> dict[str, Any]:
     machine = settings.machine
-    until = machine.clock() + settings.timeout_seconds
 
     def wait(state: tenacity.RetryCallState) -> float:
         return machine.random.uniform(0, min(0.5, 0.02 * 2.0 ** min(state.attempt_number - 1, 10)))
@@ -143,7 +144,7 @@ def _options(settings: RedisSettings, retry: Any, timeout_seconds: float) -> dic
         "protocol": 2,
         "decode_responses": False,
         "socket_timeout": timeout_seconds,
-        "socket_connect_timeout": settings.timeout_seconds,
+        "socket_connect_timeout": min(settings.timeout_seconds, timeout_seconds),
         "socket_keepalive": True,
         "health_check_interval": 0,
         "retry": retry,
@@ -200,6 +201,11 @@ def _sentinels(client: Any) -> list[Any]:
     return [] if manager is None else list(manager.sentinels)
 
 
+def _close(client: Any) -> None:
+    for one in (*_sentinels(client), client):
+        one.close()
+
+
 class SyncRunner:
     """Sends commands from plain code. Thread-safe; connects at the first command.
 
@@ -226,14 +232,16 @@ class SyncRunner:
             RedisUnavailableError: no usable answer in time; a command that is not idempotent may have been carried out.
             CoordError: a refusal of the script, by its error word.
         """
+        machine = self.settings.machine
+        until = machine.clock() + self.settings.timeout_seconds
         with telemetry.tracer.start_as_current_span(f"redis_stream_coord {command.name}"):
             try:
                 return self._once(command)
             except RedisUnavailableError:
-                if not (retry and command.idempotent):
+                if not (retry and command.idempotent) or machine.clock() >= until:
                     raise
-            retrying = tenacity.Retrying(sleep=self.settings.machine.sleep, **_policy(self.settings))
-            return cast(T, retrying(self._once, command))
+            retrying = tenacity.Retrying(sleep=machine.sleep, **_policy(self.settings, until))
+            return cast(T, retrying(self._once_until, command, until))
 
     def drive(self, saga: Saga[T], *, retry: bool = True) -> T:
         """Run a saga to its end and return its result.
@@ -317,8 +325,23 @@ class SyncRunner:
             raise translate(error, command.name, command) from error
         return command.parse(answer)
 
-    def _send(self, command: Command[Any]) -> Any:
-        client = self._connected()
+    def _once_until(self, command: Command[T], until: float) -> T:
+        """Send a command with no more time than is left. Timeouts are of a connection, so this one has its own."""
+        check_process(self._pid)
+        left = max(until - self.settings.machine.clock(), _LEAST_SECONDS)
+        client = _make(self.settings, self.settings.machine.plain, left)
+        try:
+            answer = self._send(command, client)
+        except CoordError:
+            raise
+        except Exception as error:
+            raise translate(error, command.name, command) from error
+        finally:
+            _close(client)
+        return command.parse(answer)
+
+    def _send(self, command: Command[Any], client: Any = None) -> Any:
+        client = client or self._connected()
         try:
             return client.execute_command(*_line(command))
         except redis.exceptions.NoScriptError:
@@ -333,8 +356,7 @@ class SyncRunner:
         """Close the connections."""
         client, self._client = self._client, None
         if client is not None:
-            for one in (*_sentinels(client), client):
-                one.close()
+            _close(client)
 
 
 class AsyncRunner:
@@ -360,13 +382,23 @@ class AsyncRunner:
 
     async def run(self, command: Command[T], *, retry: bool = True) -> T:
         """Send one command; see `SyncRunner.run`."""
+        clock = self.settings.machine.clock
+        until = clock() + self.settings.timeout_seconds
         with telemetry.tracer.start_as_current_span(f"redis_stream_coord {command.name}"):
             try:
                 return await self._once(command)
             except RedisUnavailableError:
-                if not (retry and command.idempotent):
+                if not (retry and command.idempotent) or clock() >= until:
                     raise
-            return cast(T, await tenacity.AsyncRetrying(**_policy(self.settings))(self._once, command))
+            retrying = tenacity.AsyncRetrying(**_policy(self.settings, until))
+            return cast(T, await retrying(self._once_until, command, until))
+
+    async def _once_until(self, command: Command[T], until: float) -> T:
+        try:
+            left = max(until - self.settings.machine.clock(), _LEAST_SECONDS)
+            return await asyncio.wait_for(self._once(command), left)
+        except asyncio.TimeoutError:
+            raise RedisUnavailableError(f"{command.name} got no answer from Redis in time") from None
 
     async def drive(self, saga: Saga[T], *, retry: bool = True) -> T:
         """Run a saga to its end and return its result; see `SyncRunner.drive`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import secrets
@@ -16,6 +15,7 @@ import attrs
 from .errors import ConfigError
 from .keys import DEFAULT_PREFIX
 from .machine import MACHINE, Machine
+from .places import Place, take
 
 _SCHEMES = {
     "redis": ("standalone", False),
@@ -108,7 +108,8 @@ class RedisSettings:
 
     @classmethod
     def from_env(cls, prefix: str = "REDIS_STREAM_COORD_") -> RedisSettings:
-        """Read ``<prefix>URL``, ``_USERNAME``, ``_PASSWORD``, ``_TIMEOUT_SECONDS`` and ``_KEY_PREFIX``.
+        """Read ``<prefix>URL``, and ``USERNAME``, ``PASSWORD``, ``SSL_CA_FILE``, ``SSL_CERT_FILE``, ``SSL_KEY_FILE``,
+        ``TIMEOUT_SECONDS`` and ``KEY_PREFIX`` where they are set, all with the prefix.
 
         The only place where the library looks at the environment.
 
@@ -127,6 +128,9 @@ class RedisSettings:
             url,
             username=os.environ.get(f"{prefix}USERNAME"),
             password=os.environ.get(f"{prefix}PASSWORD"),
+            ssl_ca_file=os.environ.get(f"{prefix}SSL_CA_FILE"),
+            ssl_cert_file=os.environ.get(f"{prefix}SSL_CERT_FILE"),
+            ssl_key_file=os.environ.get(f"{prefix}SSL_KEY_FILE"),
             timeout_seconds=timeout_seconds,
             key_prefix=os.environ.get(f"{prefix}KEY_PREFIX", DEFAULT_PREFIX),
         )
@@ -204,7 +208,12 @@ def _parse(url: str) -> Address:
         if not path:
             raise ConfigError("a redis+sentinel URL names the primary", hint="redis+sentinel://host:26379/primary/0")
         service = path.pop(0)
-    credentials, _, _ = parts.netloc.rpartition("@")
+    credentials, _, hosts = parts.netloc.rpartition("@")
+    if topology == "standalone" and "," in hosts:
+        raise ConfigError(
+            f"{parts.scheme} URLs name one server, not {hosts!r}",
+            hint=f"For several servers use {parts.scheme}+cluster:// or {parts.scheme}+sentinel://.",
+        )
     username, _, password = credentials.partition(":")
     return Address(
         topology=topology,
@@ -236,20 +245,29 @@ def _db(parts: SplitResult, path: list[str]) -> int:
     return int(value)
 
 
-_members = itertools.count(1)
-
-
-def default_member(machine: Machine = MACHINE) -> str:
+def default_member(scope: str, machine: Machine = MACHINE) -> tuple[str, Place | None]:
     """Return a member id for a consumer that was given none.
 
-    Where the platform names the process (``POD_NAME``, as Kubernetes' downward API sets it), the id is that name, so
-    that a restarted container gets its shards back; the second consumer of a process gets a suffix. Elsewhere host
-    name, process id and a random word: a host name alone is not one process's.
+    Where the platform names the pod (``POD_NAME``, as Kubernetes' downward API sets it), the id is that name, with a
+    number for each further consumer of the pod, in whatever process: the lowest that no living one has. So a pod that
+    restarts has the same ids again, and gets its shards back. Elsewhere, and where the platform has no such numbers,
+    host name, process id and a random word: a host name alone is not one process's.
+
+    Parameters:
+        scope: names stream and group; ids of different groups do not get in each other's way.
+        machine: what the consumer runs on.
+
+    Returns:
+        The id, and what has to be kept, and released at the end, if it is one with a number.
     """
     if (given := machine.default_member()) is not None:
-        return given
-    number = next(_members)
-    suffix = "" if number == 1 else f".{number}"
+        return given, None
     pod = os.environ.get("POD_NAME")
-    name = pod or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-    return re.sub(r"[^A-Za-z0-9._:@-]", "-", name + suffix)[-200:].lstrip("._:@-") or secrets.token_hex(8)
+    place = take(f"{pod} {scope}") if pod else None
+    if place is None:
+        return _member(f"{pod or socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"), None
+    return _member(f"{pod}" if place.number == 1 else f"{pod}.{place.number}"), place
+
+
+def _member(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._:@-]", "-", name)[-200:].lstrip("._:@-") or secrets.token_hex(8)

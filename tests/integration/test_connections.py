@@ -393,41 +393,7 @@ def test_what_is_made_after_a_fork_works_beside_the_parents(bench: Bench, crew: 
     a.finishes(*bench.fill(0), *bench.fill(1))
 
 
-# --- health --------------------------------------------------------------------------------------------------------
-
-
-def test_health_tells_the_truth(bench: Bench, crew: Crew, proxy: LossyProxy) -> None:
-    bench.create(shards=1)
-    proxy.refuse()
-    a = crew.start("a", redis=RedisSettings(proxy.url, timeout_seconds=0.5))
-    eventually(lambda: "no answer from Redis" in a.consumer.health.waits_for, what="joining, Redis away")
-    health = a.consumer.health
-    assert (health.ok, health.state, health.lease_remaining_seconds) == (False, "joining", 0.0)
-    proxy.accept()
-    eventually(lambda: a.consumer.health.ok, what="a member")
-    a.owns(0)
-    health = eventually(lambda: (h := a.consumer.health).waits_for == "" and h, what="nothing to wait for")
-    assert (health.ok, health.state) == (True, "member")
-    assert 0 < health.lease_remaining_seconds <= FAST.lease_seconds
-    b = crew.start("b")
-    eventually(lambda: b.consumer.health.ok, what="b is a member")
-    assert "assign it shards" in b.consumer.health.waits_for
-    a.recorder.hold()
-    bench.fill(0)
-    eventually(lambda: a.recorder.ids(), what="the entry in the handler")
-    eventually(lambda: a.consumer.health.progress_age_seconds > 0.2, what="no progress")
-    a.consumer.request_stop()
-    health = eventually(lambda: (h := a.consumer.health).state == "leaving" and h, what="leaving")
-    assert not health.ok
-    eventually(lambda: a.consumer.health.waits_for == "handlers of shards [0] to finish", what="the handler")
-    a.recorder.release()
-    assert a.consumer.wait(10)
-    health = a.consumer.health
-    assert (health.ok, health.lease_remaining_seconds) == (False, 0.0)
-    b.owns(0)
-    bench.delete(force=True)
-    eventually(lambda: not b.consumer.health.ok, what="that the group is gone")
-    assert "no such group" in b.consumer.health.waits_for or "GROUP_NOT_FOUND" in b.consumer.health.waits_for
+# --- the time that a call may take ---------------------------------------------------------------------------------
 
 
 def test_runner_gives_up_in_time_while_nothing_answers(bench: Bench, proxy: LossyProxy) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import os
 import re
-from collections.abc import Iterator
+import secrets
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -13,10 +17,10 @@ import redis.asyncio
 import redis.asyncio.sentinel
 import redis.sentinel
 
-from redis_stream_coord import settings as module
 from redis_stream_coord.errors import ConfigError
 from redis_stream_coord.keys import DEFAULT_PREFIX, check_member
 from redis_stream_coord.settings import RedisSettings, default_member
+from tests.waiting import eventually
 
 # --- URLs -----------------------------------------------------------------------------------------------------------
 
@@ -123,7 +127,8 @@ def test_of_takes_a_url_or_settings() -> None:
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    for name in ("URL", "USERNAME", "PASSWORD", "TIMEOUT_SECONDS", "KEY_PREFIX"):
+    names = ("URL", "USERNAME", "PASSWORD", "TIMEOUT_SECONDS", "KEY_PREFIX")
+    for name in (*names, "SSL_CA_FILE", "SSL_CERT_FILE", "SSL_KEY_FILE"):
         monkeypatch.delenv(f"REDIS_STREAM_COORD_{name}", raising=False)
     monkeypatch.delenv("POD_NAME", raising=False)
     return monkeypatch
@@ -139,6 +144,29 @@ def test_from_env(environment: pytest.MonkeyPatch) -> None:
     settings = RedisSettings.from_env()
     assert settings.credentials() == ("user", "secret")
     assert (settings.timeout_seconds, settings.key_prefix) == (2.5, "mine")
+
+
+def test_from_env_reads_the_files_for_tls(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("REDIS_STREAM_COORD_URL", "rediss://host")
+    for name in ("CA", "CERT", "KEY"):
+        environment.setenv(f"REDIS_STREAM_COORD_SSL_{name}_FILE", f"/tls/{name}.pem")
+    expected = RedisSettings(
+        "rediss://host", ssl_ca_file="/tls/CA.pem", ssl_cert_file="/tls/CERT.pem", ssl_key_file="/tls/KEY.pem"
+    )
+    assert RedisSettings.from_env() == expected
+
+
+@pytest.mark.parametrize("url", ["redis://a,b", "rediss://a:1,b:2/0", "redis://user:pass,word@a,b"])
+def test_several_servers_are_refused_where_only_one_can_be_used(url: str) -> None:
+    with pytest.raises(ConfigError, match="name one server") as caught:
+        RedisSettings(url)
+    assert "word" not in str(caught.value)
+    assert caught.value.hint is not None
+    assert "+cluster://" in caught.value.hint
+
+
+def test_comma_in_a_password_is_no_second_server() -> None:
+    assert RedisSettings("redis://user:pass,word@a").address.nodes == (("a", 6379),)
 
 
 def test_from_env_with_a_prefix(environment: pytest.MonkeyPatch) -> None:
@@ -230,24 +258,94 @@ def test_from_client_cannot_tell(client: Any) -> None:
 
 
 @pytest.fixture
-def counting(environment: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    environment.setattr(module, "_members", itertools.count(1))
-    return environment
+def scope() -> str:
+    """Numbers are unique on the whole machine: other tests must not get in the way."""
+    return secrets.token_hex(8)
 
 
-def test_a_pod_has_a_stable_id(counting: pytest.MonkeyPatch) -> None:
-    counting.setenv("POD_NAME", "worker-7")
-    assert [default_member() for _ in range(3)] == ["worker-7", "worker-7.2", "worker-7.3"]
+def names_of(scope: str, count: int) -> tuple[list[str], list[Any]]:
+    taken = [default_member(scope) for _ in range(count)]
+    return [name for name, _ in taken], [place for _, place in taken]
 
 
-def test_elsewhere_it_is_random(counting: pytest.MonkeyPatch) -> None:
-    names = {default_member() for _ in range(20)}
-    assert len(names) == 20
+def test_consumers_of_a_pod_have_ids_that_come_back(environment: pytest.MonkeyPatch, scope: str) -> None:
+    environment.setenv("POD_NAME", "worker-7")
+    names, places = names_of(scope, 3)
+    assert names == ["worker-7", "worker-7.2", "worker-7.3"]
+    # Of another group: they do not get in each other's way.
+    assert default_member(scope + "x")[0] == "worker-7"
+    places[1].release()
+    places[1].release()
+    again = default_member(scope)
+    assert again[0] == "worker-7.2"
+    del places, again
+    gc.collect()
+    assert names_of(scope, 2)[0] == ["worker-7", "worker-7.2"]
+
+
+def test_processes_of_a_pod_have_ids_of_their_own(environment: pytest.MonkeyPatch, scope: str) -> None:
+    environment.setenv("POD_NAME", "worker-7")
+    program = (
+        "import sys\nfrom redis_stream_coord.settings import default_member\n"
+        f"name, place = default_member({scope!r})\nprint(name, flush=True)\nsys.stdin.read()\n"
+    )
+
+    def start() -> tuple[subprocess.Popen[str], str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        return process, process.stdout.readline().strip()
+
+    processes = [start() for _ in range(3)]
+    try:
+        assert [name for _, name in processes] == ["worker-7", "worker-7.2", "worker-7.3"]
+        # Killed, so it had no time for anything.
+        processes[1][0].kill()
+        processes[1][0].wait()
+        processes.append(start())
+        assert processes[-1][1] == "worker-7.2"
+    finally:
+        for process, _ in processes:
+            process.kill()
+            process.communicate()
+
+
+def test_forked_child_does_not_keep_the_id_of_its_parent(environment: pytest.MonkeyPatch, scope: str) -> None:
+    environment.setenv("POD_NAME", "worker-7")
+    name, place = default_member(scope)
+    ready, go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(go)
+        os.read(ready, 1)
+        os._exit(0)
+    os.close(ready)
+    try:
+        assert place is not None
+        place.release()
+        eventually(lambda: names_of(scope, 1)[0] == [name], what="the id is free again")
+    finally:
+        os.close(go)
+        os.waitpid(child, 0)
+
+
+def test_elsewhere_it_is_random(environment: pytest.MonkeyPatch, scope: str) -> None:
+    names, _ = names_of(scope, 20)
+    assert len(set(names)) == 20
     assert all(check_member(name) for name in names)
 
 
+def test_without_abstract_sockets_it_is_random_too(environment: pytest.MonkeyPatch, scope: str) -> None:
+    environment.setenv("POD_NAME", "worker-7")
+    environment.setattr("sys.platform", "darwin")
+    names, _ = names_of(scope, 5)
+    assert len(set(names)) == 5
+    assert all(name.startswith("worker-7-") for name in names)
+
+
 @pytest.mark.parametrize("pod", ["-.-", "a/b c", "ä", "_x", "x" * 300, "a-" + "." * 150 + "b" * 60, "-" * 300])
-def test_whatever_the_platform_says_the_id_is_valid(counting: pytest.MonkeyPatch, pod: str) -> None:
-    counting.setenv("POD_NAME", pod)
-    for _ in range(11):
-        assert check_member(default_member())
+def test_whatever_the_platform_says_the_id_is_valid(environment: pytest.MonkeyPatch, scope: str, pod: str) -> None:
+    environment.setenv("POD_NAME", pod)
+    for name in names_of(scope, 11)[0]:
+        assert check_member(name)
