@@ -56,6 +56,13 @@ class _Environment:
         return MemorySettings(process=Process(self._world))
 
     @property
+    def client(self) -> Any:
+        """A redis-py client of the server in memory, for whatever else a test wants to look at or to break. Answers are
+        not decoded; commands that block are not for it.
+        """
+        return self._world.server.client()
+
+    @property
     def now(self) -> float:
         """Virtual seconds; only differences mean something."""
         return self._world.loop.time()

@@ -7,10 +7,11 @@ All else is fakeredis; `redis_stream_coord.testing.conformance` holds it against
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time as real_time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -104,6 +105,33 @@ def _prepare_fakeredis() -> None:
     ScriptingCommandsMixin._lua_redis_pcall = _pcall  # type: ignore[assignment]
 
 
+class _Client(fakeredis.FakeRedis):
+    """A client whose commands are carried out at the time of its server.
+
+    Parameters:
+        clock: server time in seconds.
+        options: as fakeredis takes them.
+    """
+
+    def __init__(self, clock: Callable[[], float], **options: Any) -> None:
+        self._server_time = clock
+        with _virtual(clock):  # the connection remembers when it was made
+            super().__init__(single_connection_client=True, **options)
+
+    def execute_command(self, *command: Any, **options: Any) -> Any:
+        with _virtual(self._server_time):
+            return super().execute_command(*command, **options)
+
+
+@contextlib.contextmanager
+def _virtual(clock: Callable[[], float]) -> Iterator[None]:
+    before, _of_thread.clock = getattr(_of_thread, "clock", None), clock
+    try:
+        yield
+    finally:
+        _of_thread.clock = before
+
+
 @attrs.frozen
 class Call:
     """A command that was carried out.
@@ -165,15 +193,16 @@ class MemoryServer:
 
     def connect(self, db: int = 0, *, raw: bool = False) -> Connection:
         """Return a new connection. `raw`: with answers as the server gives them, not as redis-py shows them."""
-        _of_thread.clock = self.now  # the connection remembers when it was made
-        try:
-            client = fakeredis.FakeRedis(server=self._fake, db=db, protocol=2, single_connection_client=True)
-        finally:
-            _of_thread.clock = None
+        client = self.client(db)
         if raw:
             client.response_callbacks.clear()
-        self._clients.append(client)
         return Connection(self, client)
+
+    def client(self, db: int = 0) -> Any:
+        """Return a client as redis-py has them, over a connection of its own. It cannot block and is not watched."""
+        client = _Client(self.now, server=self._fake, db=db, protocol=2)
+        self._clients.append(client)
+        return client
 
     def do(self, *command: Any) -> Any:
         """Carry out a plain command for whoever looks from outside; also while it is away. Returns the raw answer."""
@@ -261,11 +290,7 @@ class Connection:
 
     def do(self, *command: Any) -> Any:
         """Carry a command out, whatever the state of the server."""
-        _of_thread.clock = self._server.now
-        try:
-            return self._client.execute_command(*command)
-        finally:
-            _of_thread.clock = None
+        return self._client.execute_command(*command)
 
     def send(self, *command: Any) -> Any:
         """Carry a command out, as for a client.

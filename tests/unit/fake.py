@@ -4,36 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any, TypeVar
-from unittest import mock
 
 import attrs
-import fakeredis
 import redis
-from fakeredis import _helpers
-from fakeredis.commands_mixins import scripting_mixin, server_mixin
-from fakeredis.model import _stream
 
 from redis_stream_coord import commands
 from redis_stream_coord.commands import Command
 from redis_stream_coord.keys import GroupKeys
 from redis_stream_coord.models import GroupView, Timings
 from redis_stream_coord.runner import translate
+from redis_stream_coord.testing.server import EPOCH_SECONDS, MemoryServer
 
 T = TypeVar("T")
 
-# Every place where the in-memory server reads the time; each module asks `time.time()`.
-_CLOCKED = (_helpers, server_mixin, _stream)
-_BEGIN_MS = 1_700_000_000_000
-
-
-def _pcall(self: Any, runtime: Any, expected: Any, *command: Any) -> Any:
-    """As the in-memory server does it, but with the error as text, as in Redis, and not as an object of Python."""
-    try:
-        return self._lua_redis_call(runtime, expected, *command)
-    except Exception as error:
-        return runtime.table_from({b"err": str(error).encode()})
+# So that the server's clock and that of the test begin together.
+_BEGIN_MS = EPOCH_SECONDS * 1000
 
 
 @attrs.define
@@ -59,7 +45,8 @@ class FakeServer:
 
     def __init__(self, clock: Clock, *, version: tuple[int, ...] = (7, 0)) -> None:
         self.clock = clock
-        self.client: Any = fakeredis.FakeRedis(server=fakeredis.FakeServer(version=version), protocol=2)
+        self.memory = MemoryServer(lambda: clock.seconds, version=version)
+        self.client: Any = self.memory.client()
         self._known: set[str] = set()
 
     def run(self, command: Command[T]) -> T:
@@ -113,13 +100,8 @@ class FakeGroup(FakeServer):
 
 @contextlib.contextmanager
 def virtual_time() -> Iterator[Clock]:
-    """Move the in-memory server to a clock of its own."""
-    clock = Clock()
-    with contextlib.ExitStack() as stack:
-        for module in _CLOCKED:
-            stack.enter_context(mock.patch.object(module, "time", SimpleNamespace(time=clock.time)))
-        stack.enter_context(mock.patch.object(scripting_mixin.ScriptingCommandsMixin, "_lua_redis_pcall", _pcall))
-        yield clock
+    """Give a clock for servers in memory."""
+    yield Clock()
 
 
 @contextlib.contextmanager
@@ -131,4 +113,4 @@ def fake_group(*, shards: int = 4, timings: Timings | None = None, **options: An
             group.create(shards, timings or Timings())
             yield group
         finally:
-            group.client.close()
+            group.memory.close()

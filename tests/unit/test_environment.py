@@ -418,7 +418,7 @@ def test_check_finds_an_entry_that_got_lost() -> None:
         env.settle()
         env.check()
         ((first, _),) = env.pending(STREAM, group=GROUP).values()
-        env._world.server.do("XACK", "orders:0", GROUP, first)
+        env.client.xack("orders:0", GROUP, first)
         with pytest.raises(AssertionError, match="neither acknowledged nor kept"):
             env.check()
         env.admin.delete(STREAM, group=GROUP, reason="so that the last check finds nothing", force=True)
@@ -430,7 +430,7 @@ def test_check_finds_a_fence_that_goes_back() -> None:
         consumer(env, "a", Recorder())
         env.settle()
         keys, incarnation = GroupKeys(STREAM, GROUP), env.describe(STREAM, group=GROUP).incarnation
-        env._world.server.do("DEL", keys.fence(0))
+        env.client.delete(keys.fence(0))
         env.admin._runner.run(claim(keys, Fence(0, "z", "zombie", incarnation, 0)))
         with pytest.raises(AssertionError, match=r"the fence .* went from"):
             env.check()
@@ -440,7 +440,7 @@ def test_environment_checks_at_its_end_unless_the_test_failed() -> None:
     def broken() -> Environment:
         env = Environment()
         env.create(STREAM, group=GROUP, shards=1)
-        env._world.server.do("HDEL", GroupKeys(STREAM, GROUP).metadata, "version")
+        env.client.hdel(GroupKeys(STREAM, GROUP).metadata, "version")
         return env
 
     with pytest.raises(CorruptMetadataError), broken():
