@@ -119,8 +119,9 @@ class _Client(fakeredis.FakeRedis):
             super().__init__(single_connection_client=True, **options)
 
     def execute_command(self, *command: Any, **options: Any) -> Any:
+        send: Any = super().execute_command
         with _virtual(self._server_time):
-            return super().execute_command(*command, **options)
+            return send(*command, **options)
 
 
 @contextlib.contextmanager
