@@ -34,8 +34,10 @@ from .errors import (
     RoutingUnavailableError,
     UnsupportedProtocolError,
     UnsupportedSchemaError,
+    WaitTimeoutError,
 )
 from .models import (
+    GroupDrain,
     GroupView,
     Health,
     Layout,
@@ -44,10 +46,13 @@ from .models import (
     Outgoing,
     Quiesced,
     Receipt,
+    Resharding,
     RoundView,
     Route,
+    ScalePlan,
     ShardView,
     Timings,
+    Waiting,
 )
 from .monitor import AsyncMonitor, Monitor
 from .policies import Batch, DeadLetter, Poison, Retry
@@ -97,6 +102,7 @@ __all__ = [
     "FencedError",
     "Finding",
     "FrozenError",
+    "GroupDrain",
     "GroupHealth",
     "GroupView",
     "Health",
@@ -122,6 +128,7 @@ __all__ = [
     "Receipt",
     "RedisSettings",
     "RedisUnavailableError",
+    "Resharding",
     "Retry",
     "RevokeProgress",
     "RoundView",
@@ -132,6 +139,7 @@ __all__ = [
     "RoutingRegressionError",
     "RoutingUnavailableError",
     "RoutingView",
+    "ScalePlan",
     "ShardReading",
     "ShardStatus",
     "ShardView",
@@ -140,4 +148,6 @@ __all__ = [
     "Timings",
     "UnsupportedProtocolError",
     "UnsupportedSchemaError",
+    "WaitTimeoutError",
+    "Waiting",
 ]

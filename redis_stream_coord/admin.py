@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from types import TracebackType
 
 from . import routing
-from .models import GroupView, Timings
+from .models import GroupView, Resharding, ScalePlan, Timings
 from .runner import AsyncRunner, SyncRunner
-from .sagas import Retention, Sagas, Start
+from .sagas import Retention, Start
+from .scaling import Scaling
 from .settings import RedisSettings
 
 
 class Admin:
-    """Creates and deletes groups.
+    """Creates and deletes groups, and changes numbers of shards.
 
     Parameters:
         redis: URL or settings.
@@ -25,7 +26,7 @@ class Admin:
     """
 
     def __init__(self, redis: str | RedisSettings, *, requested_by: str) -> None:
-        self._sagas = Sagas(redis, requested_by=requested_by)
+        self._sagas = Scaling(redis, requested_by=requested_by)
         self._runner = SyncRunner(self._sagas.settings)
 
     def create(
@@ -128,6 +129,105 @@ class Admin:
         """
         self._runner.drive(self._sagas.seek(stream, group, to, shards, reason, request_id))
 
+    def plan_scale(self, stream: str, *, shards: int, ordered: bool = True, quiesce: bool = False) -> ScalePlan:
+        """Say what another number of shards would bring, and change nothing: which come and go, what share of the keys
+        moves, what each group has to consume before it is over, and whether it would be refused.
+
+        Parameters: as `scale`.
+
+        Raises:
+            NotFoundError: there is no such stream.
+        """
+        return self._runner.drive(self._sagas.plan(stream, shards, ordered, quiesce))
+
+    def scale(
+        self,
+        stream: str,
+        *,
+        shards: int,
+        reason: str,
+        ordered: bool = True,
+        quiesce: bool = False,
+        wait: bool = True,
+        timeout_seconds: float | None = None,
+        progress: Callable[[Resharding], None] | None = None,
+        request_id: str | None = None,
+    ) -> Resharding:
+        """Change the number of shards of a stream while producers and consumers run.
+
+        Parameters:
+            stream: name of the logical stream.
+            shards: how many there shall be; 0: none, until it is scaled again.
+            reason: why; recorded.
+            ordered: keep the order of each key across it. Consumers hold back what went to a new place until they have
+                consumed what came before in the old one.
+            quiesce: let no entry in until every group has consumed all that is there, in place of `ordered`. Producers
+                wait, and fail once their timeout has passed.
+            wait: carry it on here until it ends. ``False``: only begin it; a consumer of any group carries it on.
+            timeout_seconds: wait no longer than that; it goes on by itself then.
+            progress: is told at each step how far it is, and what it waits for.
+            request_id: the same id again finds what it began.
+
+        Returns:
+            How it ended; with ``wait=False`` how far it is.
+
+        Raises:
+            ConflictError: another one is under way, the stream has that many shards already, or its routing protocol
+                cannot keep order.
+            WaitTimeoutError: it is not over after `timeout_seconds`; it goes on.
+            RedisUnavailableError: Redis stayed away.
+            NotFoundError: there is no such stream.
+        """
+        found = self._runner.drive(self._sagas.scale(stream, shards, ordered, quiesce, reason, request_id))
+        return self.wait(found, timeout_seconds=timeout_seconds, progress=progress) if wait else found
+
+    def rollback(
+        self,
+        resharding: Resharding,
+        *,
+        reason: str,
+        wait: bool = True,
+        timeout_seconds: float | None = None,
+        progress: Callable[[Resharding], None] | None = None,
+        request_id: str | None = None,
+    ) -> Resharding:
+        """Take a resharding back, at any moment before its end. Loses nothing, and keeps order if it did.
+
+        Parameters:
+            resharding: as `scale` or `Monitor.resharding` returned it.
+            reason: why; recorded.
+            wait, timeout_seconds, progress, request_id: as in `scale`.
+
+        Returns:
+            How it ended: ``ABANDONED`` or ``ROLLED_BACK``.
+
+        Raises:
+            ConflictError: it is over.
+        """
+        found = self._runner.drive(self._sagas.rollback(resharding.stream, resharding.id, reason, request_id))
+        return self.wait(found, timeout_seconds=timeout_seconds, progress=progress) if wait else found
+
+    def wait(
+        self,
+        resharding: Resharding,
+        *,
+        timeout_seconds: float | None = None,
+        progress: Callable[[Resharding], None] | None = None,
+    ) -> Resharding:
+        """Carry a resharding on until it ends. Several may do so at once.
+
+        Parameters:
+            resharding: as `scale` or `Monitor.resharding` returned it.
+            timeout_seconds: no longer than that; ``None``: as long as it takes.
+            progress: is told at each step how far it is, and what it waits for.
+
+        Raises:
+            WaitTimeoutError: it is not over after `timeout_seconds`; it goes on.
+            RedisUnavailableError: Redis stayed away.
+            NotFoundError: it is over, and a later one has begun.
+        """
+        return self._runner.drive(self._sagas.wait(resharding.stream, resharding.id, timeout_seconds, progress))
+
     def close(self) -> None:
         """Close the connections."""
         self._runner.close()
@@ -142,10 +242,10 @@ class Admin:
 
 
 class AsyncAdmin:
-    """Creates and deletes groups, from coroutines. Parameters as `Admin`."""
+    """Creates and deletes groups, and changes numbers of shards, from coroutines. Parameters as `Admin`."""
 
     def __init__(self, redis: str | RedisSettings, *, requested_by: str) -> None:
-        self._sagas = Sagas(redis, requested_by=requested_by)
+        self._sagas = Scaling(redis, requested_by=requested_by)
         self._runner = AsyncRunner(self._sagas.settings)
 
     async def create(
@@ -189,6 +289,51 @@ class AsyncAdmin:
     ) -> None:
         """Move a group to another place; see `Admin.seek`."""
         await self._runner.drive(self._sagas.seek(stream, group, to, shards, reason, request_id))
+
+    async def plan_scale(self, stream: str, *, shards: int, ordered: bool = True, quiesce: bool = False) -> ScalePlan:
+        """Say what another number of shards would bring; see `Admin.plan_scale`."""
+        return await self._runner.drive(self._sagas.plan(stream, shards, ordered, quiesce))
+
+    async def scale(
+        self,
+        stream: str,
+        *,
+        shards: int,
+        reason: str,
+        ordered: bool = True,
+        quiesce: bool = False,
+        wait: bool = True,
+        timeout_seconds: float | None = None,
+        progress: Callable[[Resharding], None] | None = None,
+        request_id: str | None = None,
+    ) -> Resharding:
+        """Change the number of shards; see `Admin.scale`."""
+        found = await self._runner.drive(self._sagas.scale(stream, shards, ordered, quiesce, reason, request_id))
+        return await self.wait(found, timeout_seconds=timeout_seconds, progress=progress) if wait else found
+
+    async def rollback(
+        self,
+        resharding: Resharding,
+        *,
+        reason: str,
+        wait: bool = True,
+        timeout_seconds: float | None = None,
+        progress: Callable[[Resharding], None] | None = None,
+        request_id: str | None = None,
+    ) -> Resharding:
+        """Take a resharding back; see `Admin.rollback`."""
+        found = await self._runner.drive(self._sagas.rollback(resharding.stream, resharding.id, reason, request_id))
+        return await self.wait(found, timeout_seconds=timeout_seconds, progress=progress) if wait else found
+
+    async def wait(
+        self,
+        resharding: Resharding,
+        *,
+        timeout_seconds: float | None = None,
+        progress: Callable[[Resharding], None] | None = None,
+    ) -> Resharding:
+        """Carry a resharding on until it ends; see `Admin.wait`."""
+        return await self._runner.drive(self._sagas.wait(resharding.stream, resharding.id, timeout_seconds, progress))
 
     async def close(self) -> None:
         """Close the connections."""

@@ -2,7 +2,7 @@
 
 Its tasks: heartbeats, which never wait for a handler; the watch on the event stream, which brings a heartbeat
 forward when something concerns this member; the guard of the local lease; the callbacks, one after another; the wait
-for new entries; and a worker for each shard. All decisions are those of `redis_stream_coord.session`.
+for new entries; the duties; and a worker for each shard. All decisions are those of `redis_stream_coord.session`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import attrs
 from . import commands, telemetry, vitals
 from .callbacks import Callbacks
 from .commands import Fence
+from .duties import Duties
 from .errors import CoordError, DrainTimeoutError, FencedError, NotFoundError
 from .handling import Ledger, WorkConfig
 from .keys import GroupKeys, StreamKeys
@@ -69,6 +70,7 @@ class Engine:
         self.session = Session(config.member, weight=config.weight, draw_nonce=config.settings.machine.word)
         self.log = Log(config.keys.stream, config.keys.group, config.member)
         self._links: Links | None = None
+        self._duties: Duties | None = None
         self._callbacks = Callbacks(config.on_assigned, config.on_revoked, config.on_lost, self._callback_failed)
         self._workers: dict[int, Worker] = {}
         self._worker_tasks: set[asyncio.Task[None]] = set()
@@ -102,7 +104,9 @@ class Engine:
         """
         self._links = Links.acquire(self.config.settings)
         telemetry.observe(self)
-        tasks = [self._start(self._watch()), self._start(self._guard()), self._start(self._retain())]
+        self._duties = Duties(self.config.keys, self._links.data, self._clock, self.log)
+        chores = (self._watch(), self._guard(), self._retain(), self._duties.run())
+        tasks = [self._start(chore) for chore in chores]
         callbacks = self._start(self._callbacks.run())
         try:
             await self._heartbeats()
@@ -221,6 +225,8 @@ class Engine:
         # The lease may have passed while the answer was on its way: the workers have noticed, so the session has to.
         self._apply(self.session.tick(self._clock()))
         self._apply(self.session.accepted(request, reply, sent_at=sent_at))
+        if reply.duty and self._duties is not None:
+            self._duties.take(sent_at + reply.timings.heartbeat_seconds)
         if reply.status == "SYNC_METADATA" and request.round != reply.round:
             telemetry.metadata_regressions.add(1, self._attributes)
             self.log.warning("heartbeat: %s", self.session.trouble)
@@ -470,7 +476,8 @@ class Engine:
     async def _trim(self, layout: Layout) -> None:
         keep = 0 if layout.retention == "consumed" else int(layout.retention.removeprefix("keep:"))
         for worker in list(self._workers.values()):
-            if not self.reads(worker.held):
+            # A shard that the layout has no more is not trimmed: groups that came since are not there.
+            if not self.reads(worker.held) or worker.held.shard >= layout.shards:
                 continue
             trim = commands.trim(self.config.keys, worker.fence, keep=keep, groups=layout.groups)
             count, missing = await self.links.data.run(trim)

@@ -21,7 +21,8 @@
     ├── AdminError
     │   ├── RateLimitedError       retry_after_seconds
     │   ├── FrozenError
-    │   └── PermissionDeniedError
+    │   ├── PermissionDeniedError
+    │   └── WaitTimeoutError       what was waited for is not over yet, and goes on
     ├── MetadataError
     │   ├── CorruptMetadataError
     │   ├── MetadataRegressionError
@@ -70,6 +71,7 @@ __all__ = [
     "RoutingUnavailableError",
     "UnsupportedProtocolError",
     "UnsupportedSchemaError",
+    "WaitTimeoutError",
     "refused",
 ]
 
@@ -247,6 +249,12 @@ class FrozenError(AdminError):
 
 class PermissionDeniedError(AdminError):
     """The Redis user lacks a right; the message names it."""
+
+
+class WaitTimeoutError(AdminError):
+    """What was waited for is not over within the time allowed. It goes on."""
+
+    retriable = True
 
 
 class MetadataError(CoordError):

@@ -235,6 +235,112 @@ class Layout:
     resharding: str = "-"
 
 
+@attrs.frozen(kw_only=True)
+class Waiting:
+    """One thing that a resharding waits for.
+
+    Attributes:
+        what: in words.
+        group, shard: whom or what it concerns; ``None`` where that does not apply.
+        entries: how many entries are left there, as far as Redis can tell; ``None``: unknown, or that is not the point.
+    """
+
+    what: str
+    group: str | None = None
+    shard: int | None = None
+    entries: int | None = None
+
+    def __str__(self) -> str:
+        where = "".join(
+            f"{name} {value}: " for name, value in (("group", self.group), ("shard", self.shard)) if value is not None
+        )
+        count = "" if self.entries is None else f" ({self.entries} entries)"
+        return f"{where}{self.what}{count}"
+
+
+@attrs.frozen(kw_only=True)
+class Resharding:
+    """A change of the number of shards of a stream, at one moment.
+
+    Attributes:
+        id: its id; for `Admin.wait` and `Admin.rollback`.
+        stream: name of the logical stream.
+        state: ``PREPARING``, ``CUTOVER``, ``DRAINING``, ``COMPLETED``; ``REOPENING`` and ``ABANDONED`` or ``FAILED`` if
+            it was given up before the decision; ``ROLLING_BACK`` and ``ROLLED_BACK`` if it was taken back after it.
+        source, target: numbers of shards, as they were asked for: also while it goes back.
+        epoch: routing epoch that it works under.
+        ordered: the order of keys is kept across it.
+        quiesce: producers wait until every group has consumed all.
+        age_seconds: since it began.
+        state_age_seconds: since it last came a step on.
+        waits: what it waits for at present; empty if it only needs a driver, or is over.
+        reason: why it failed or goes back; empty if it does neither.
+    """
+
+    id: str
+    stream: str
+    state: str
+    source: int
+    target: int
+    epoch: int
+    ordered: bool
+    quiesce: bool
+    age_seconds: float
+    state_age_seconds: float
+    waits: tuple[Waiting, ...] = ()
+    reason: str = ""
+
+    @property
+    def active(self) -> bool:
+        """Whether it has not come to its end."""
+        return self.state in ("PREPARING", "CUTOVER", "DRAINING", "REOPENING", "ROLLING_BACK")
+
+    @property
+    def entries_left(self) -> int:
+        """How many entries it waits for, as far as Redis can tell; an entry that two groups need counts twice."""
+        return sum(waiting.entries or 0 for waiting in self.waits)
+
+
+@attrs.frozen(kw_only=True)
+class GroupDrain:
+    """What a group has to consume before a resharding can end.
+
+    Attributes:
+        group: its name.
+        entries: so many, pending ones included; ``None``: Redis cannot tell.
+        members: how many live members it has.
+    """
+
+    group: str
+    entries: int | None
+    members: int
+
+
+@attrs.frozen(kw_only=True)
+class ScalePlan:
+    """What another number of shards would bring; nothing has been changed.
+
+    Attributes:
+        stream: name of the logical stream.
+        source, target: numbers of shards.
+        added, removed: which shards come, and which go.
+        moved_share: share of all keys that go to another shard, from 0 to 1.
+        groups: what each has to consume before the resharding ends.
+        refused: why it would be refused; ``None``: it would not.
+        notes: what to know before.
+    """
+
+    stream: str
+    source: int
+    target: int
+    added: tuple[int, ...]
+    removed: tuple[int, ...]
+    moved_share: float
+    groups: tuple[GroupDrain, ...]
+    refused: str | None
+    notes: tuple[str, ...]
+
+
 @attrs.frozen
 class Route:
     """Where one key goes.

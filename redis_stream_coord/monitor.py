@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import TracebackType
 
-from . import commands
-from .models import GroupView, MemberView
+from . import commands, reshard
+from .models import GroupView, MemberView, Resharding
 from .reads import Reads
 from .runner import AsyncRunner, SyncRunner
 from .settings import RedisSettings
@@ -61,6 +61,15 @@ class Monitor:
         Raises: `NotFoundError`, `MetadataError`.
         """
         return self._runner.drive(self._reads.routing(stream))
+
+    def resharding(self, stream: str) -> Resharding | None:
+        """Return how far the resharding of a stream is, and what it waits for by group and shard.
+
+        The last one if none is under way; ``None`` if there never was one.
+
+        Raises: `NotFoundError`, `MetadataError`.
+        """
+        return self._runner.drive(reshard.look(self._reads.stream_keys(stream)))
 
     def shards(self, stream: str, *, group: str) -> Sequence[ShardStatus]:
         """Return each shard of a group of a stream: owner, length, pending, lag, memory, slot, fence, route.
@@ -173,6 +182,10 @@ class AsyncMonitor:
     async def routing(self, stream: str) -> RoutingView:
         """Return where producers of a stream publish to, and whether its shards agree; see `Monitor.routing`."""
         return await self._runner.drive(self._reads.routing(stream))
+
+    async def resharding(self, stream: str) -> Resharding | None:
+        """Return how far the resharding of a stream is; see `Monitor.resharding`."""
+        return await self._runner.drive(reshard.look(self._reads.stream_keys(stream)))
 
     async def shards(self, stream: str, *, group: str) -> Sequence[ShardStatus]:
         """Return each shard of a group of a stream; see `Monitor.shards`."""

@@ -165,15 +165,16 @@ class Sagas:
             # The same request again, and the group has been created anew since: that one is not to be taken apart.
             return
         try:
-            layout = yield commands.layout(StreamKeys(keys.stream, keys.prefix))
+            stream = yield commands.resharding(StreamKeys(keys.stream, keys.prefix))
         except NotFoundError:
-            layout = None
-        if layout is not None:
-            for shard in range(layout.shards if missing is None else 0):
+            stream = None
+        if stream is not None:
+            # Also where there were shards once: they may come back.
+            for shard in range(stream.top if missing is None else 0):
                 yield commands.retire(keys, shard)
             known = yield commands.unregister(keys)
             if missing is not None and known:
-                for shard in range(layout.shards):
+                for shard in range(stream.top):
                     yield commands.retire(keys, shard)
                 missing = None
         yield commands.enlist(keys, present=False)

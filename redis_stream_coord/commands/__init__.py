@@ -10,6 +10,7 @@ from .plain import append_to, client_id, client_info, unblock, wait
 from .reads import audit_log, entries, event_log, inspect, pending_of, ping, published, route
 from .records import announce, create, delete, describe, enlist, groups, record
 from .resharding import (
+    CUTS_AT_ONCE,
     Barrier,
     Evidence,
     Progress,
@@ -37,6 +38,7 @@ from .streams import Published, activate, append, layout, provision, publish, re
 
 __all__ = [
     "Barrier",
+    "CUTS_AT_ONCE",
     "Command",
     "Entry",
     "Evidence",

@@ -76,9 +76,9 @@ def record(keys: GroupKeys, action: str, detail: str, *, request_id: str, audit:
     )
 
 
-def announce(keys: GroupKeys, kind: str) -> Command[str]:
-    """Append an event that wakes every member. One too many does no harm."""
-    fields = ["type", kind, "wake", "*"]
+def announce(keys: GroupKeys, kind: str, *, wake: str = "*") -> Command[str]:
+    """Append an event that wakes every member, or those that `wake` names. One too many does no harm."""
+    fields = ["type", kind, "wake", wake]
     return Command("XADD", None, [keys.events], [keys.events, "MAXLEN", "~", "1000", "*", *fields], text)
 
 

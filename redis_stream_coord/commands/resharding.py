@@ -29,6 +29,7 @@ class SagaRecord:
         epoch: routing epoch that it works under; fresh for each resharding, rollback and abandonment.
         source, target: numbers of shards, of the layout that it leaves and the one that it goes to.
         ordered: the order of keys is kept across it.
+        quiesce: no entry comes in from the cut-over until every group has consumed all that is there.
         back: it is being rolled back: `source` and `target` have changed places.
         opened: the routes of the present layout are known to be open.
         void: epoch whose cuts hold nobody, because it was abandoned; 0: none.
@@ -42,6 +43,7 @@ class SagaRecord:
     source: int
     target: int
     ordered: bool
+    quiesce: bool
     back: bool
     opened: bool
     void: int
@@ -71,7 +73,11 @@ class SagaRecord:
 
     def holds(self, shard: int) -> bool:
         """Whether entries beyond the cut of a shard wait for other shards."""
-        return self.ordered and shard in (self.added if self.target > self.source else range(self.target))
+        return (
+            self.ordered
+            and not self.quiesce
+            and shard in (self.added if self.target > self.source else range(self.target))
+        )
 
 
 @attrs.frozen
@@ -128,6 +134,7 @@ class StreamView:
         barriers: of decided reshardings that not every group is known to have passed, oldest first.
         cuts: shard -> its cuts as stored: ``epoch:id:held``, with commas.
         groups: by name.
+        top: the largest number of shards that the stream ever had.
     """
 
     now_ms: int
@@ -136,6 +143,7 @@ class StreamView:
     barriers: Sequence[Barrier]
     cuts: Mapping[int, str]
     groups: Mapping[str, Registration]
+    top: int
 
     def cut(self, shard: int, epoch: int) -> str | None:
         """Return the id of the cut of a shard at an epoch, or ``None``."""
@@ -172,6 +180,7 @@ def _view(answer: list[Any]) -> StreamView:
             barriers=[Barrier(*map(int, b.split(":"))) for b in fields["barriers"].split(",") if b != "-"],
             cuts={int(name[5:]): value for name, value in fields.items() if name[:5] == "cuts:"},
             groups=dict(sorted(groups.items())),
+            top=int(fields["top"]),
         )
     except (KeyError, ValueError, TypeError) as error:
         raise CorruptMetadataError(f"the record of the stream cannot be read: {error!r}") from error
@@ -191,6 +200,7 @@ def _saga(line: str) -> SagaRecord:
         source=int(parts["from"]),
         target=int(parts["to"]),
         ordered=parts["ordered"] == "1",
+        quiesce=parts["quiesce"] == "1",
         back=parts["back"] == "1",
         opened=parts["opened"] == "1",
         void=int(parts["void"]),
@@ -204,7 +214,14 @@ def _saga(line: str) -> SagaRecord:
 
 
 def scale(
-    keys: StreamKeys, saga_id: str, *, shards: int, ordered: bool, request_id: str, audit: Mapping[str, str]
+    keys: StreamKeys,
+    saga_id: str,
+    *,
+    shards: int,
+    ordered: bool,
+    quiesce: bool,
+    request_id: str,
+    audit: Mapping[str, str],
 ) -> Command[str]:
     """Begin a resharding. Result: its id; that of an earlier one if this request was accepted before.
 
@@ -218,6 +235,7 @@ def scale(
             "saga": saga_id,
             "shards": shards,
             "ordered": int(ordered),
+            "quiesce": int(quiesce),
             "request_id": request_id,
             "audit": flat(audit),
         },
@@ -327,13 +345,13 @@ def _on_shard(name: str, keys: StreamKeys, shard: int, arguments: Mapping[str, A
     return call(name, where, arguments, parse, stream=keys.stream, shard=shard)
 
 
-def pass_barrier(keys: GroupKeys, shard: int, *, epoch: int, incarnation: int) -> Command[int]:
-    """Let a group read a shard beyond the barrier of an epoch. Result: the epoch that it has passed."""
+def pass_barrier(keys: GroupKeys, shard: int, *, epoch: int, incarnation: int) -> Command[bool]:
+    """Let a group read a shard beyond the barrier of an epoch. Result: whether it could not before."""
     return call(
         "pass",
         {"stream": StreamKeys(keys.stream).shard(shard).stream, "fence": keys.fence(shard)},
         {"epoch": epoch, "incarnation": incarnation},
-        lambda answer: int(answer[1]),
+        lambda answer: bool(answer[1]),
         stream=keys.stream,
         group=keys.group,
         shard=shard,

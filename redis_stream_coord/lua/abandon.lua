@@ -8,5 +8,5 @@
 -- @arg reason string
 -- @returns OK
 local record = layout.open(key.record, arg.protocol)
-saga.abandon(key.record, record, saga.expect(record, arg, 'PREPARING'), arg.reason)
+saga.abandon(key.record, record, saga.expect(record, arg, { 'PREPARING' }), arg.reason)
 return { 'OK' }

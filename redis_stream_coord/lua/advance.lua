@@ -21,14 +21,14 @@ end
 
 local s
 if arg.state == 'OPENED' then
-  s = saga.expect(record, arg, 'PREPARING', 'DRAINING', 'REOPENING')
+  s = saga.expect(record, arg, { 'PREPARING', 'DRAINING', 'REOPENING' })
   s.opened = true
 elseif arg.state == 'CUTOVER' then
-  s = saga.expect(record, arg, 'PREPARING')
+  s = saga.expect(record, arg, { 'PREPARING' })
   need(s, 'prepared')
   s.state = 'CUTOVER'
 else
-  s = saga.expect(record, arg, arg.state == 'COMPLETED' and 'DRAINING' or 'REOPENING')
+  s = saga.expect(record, arg, { arg.state == 'COMPLETED' and 'DRAINING' or 'REOPENING' })
   lacks = not s.opened and 'routes are not open' or nil
   if arg.state == 'COMPLETED' and record.barriers ~= '-' then need(s, 'passed') end
   need(s, 'drained')

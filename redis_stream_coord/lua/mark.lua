@@ -14,11 +14,12 @@
 local record = layout.open(key.record, arg.protocol)
 local s
 if arg.what == 'prepared' then
-  s = saga.expect(record, arg, 'PREPARING')
+  s = saga.expect(record, arg, { 'PREPARING' })
 elseif arg.what == 'passed' then
-  s = saga.expect(record, arg, 'DRAINING')
+  -- Before the decision where no entry comes in until all is consumed.
+  s = saga.expect(record, arg, { 'DRAINING', 'CUTOVER' })
 else
-  s = saga.expect(record, arg, 'DRAINING', 'REOPENING')
+  s = saga.expect(record, arg, { 'DRAINING', 'REOPENING' })
 end
 local g = saga.groups(key.record)[arg.group]
 if not g or g.registered ~= arg.registered then return { 'OK', 0 } end

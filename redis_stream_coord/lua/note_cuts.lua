@@ -11,7 +11,7 @@
 -- @arg cuts list   shard, id, ...
 -- @returns OK, number of shards with a cut of this epoch that were noted
 local record = layout.open(key.record, arg.protocol)
-local s, noted = saga.expect(record, arg, 'CUTOVER', 'DRAINING'), {}
+local s, noted = saga.expect(record, arg, { 'CUTOVER', 'DRAINING' }), {}
 for i = 1, #arg.cuts, 2 do
   local shard, field, cuts, own = tonumber(arg.cuts[i]), 'cuts:' .. arg.cuts[i], {}, nil
   local stored = redis.call('HGET', key.record, field)

@@ -6,11 +6,12 @@
 -- @key fence
 -- @arg epoch integer
 -- @arg incarnation integer   of the group that consumed it: one created anew has yet to
--- @returns OK, the epoch that is passed
+-- @returns OK, 1 if it had not before
 -- @error AHEAD
 local stored = fence.read(key.fence)
 if stored.incarnation > arg.incarnation then
   refuse('AHEAD', 'fence ' .. int(stored.incarnation) .. ', group ' .. int(arg.incarnation))
 end
-if stored.passed < arg.epoch then redis.call('HSET', key.fence, 'passed', int(arg.epoch)) end
-return { 'OK', int(math.max(stored.passed, arg.epoch)) }
+if stored.passed >= arg.epoch then return { 'OK', 0 } end
+redis.call('HSET', key.fence, 'passed', int(arg.epoch))
+return { 'OK', 1 }

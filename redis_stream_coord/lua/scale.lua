@@ -11,6 +11,7 @@
 -- @arg saga string         id of the new resharding: letters and digits
 -- @arg shards integer      how many there shall be
 -- @arg ordered integer     1: keep the order of keys across it
+-- @arg quiesce integer     1: no entry comes in until every group has consumed all that is there
 -- @arg request_id string
 -- @arg audit list          field, value, ... of the audit entry
 -- @returns OK, id of the resharding
@@ -30,7 +31,9 @@ local function check()
   end
   if arg.shards == record.shards then return 'SAME_SHARD_COUNT', int(record.shards) end
   -- It moves keys between any two shards: every shard would have to wait for every other.
-  if arg.ordered == 1 and record.routing ~= 'jump-v1' then return 'ORDER_UNSUPPORTED', record.routing end
+  if arg.ordered == 1 and arg.quiesce == 0 and record.routing ~= 'jump-v1' then
+    return 'ORDER_UNSUPPORTED', record.routing
+  end
 end
 
 local word, detail = check()
@@ -39,7 +42,7 @@ if word then
   refuse(word, detail)
 end
 local s = { id = arg.saga, state = 'PREPARING', epoch = record.drawn + 1, from = record.shards, to = arg.shards,
-  ordered = arg.ordered == 1, back = false, opened = true, void = 0, began_ms = now,
+  ordered = arg.ordered == 1, quiesce = arg.quiesce == 1, back = false, opened = true, void = 0, began_ms = now,
   reason = '-' }
 saga.save(key.record, record, s, 'drawn', int(s.epoch), 'top', int(math.max(record.top, arg.shards)))
 audit.add(key.audit, 'scale', 'accepted', 'OK', arg.saga, arg)

@@ -145,7 +145,7 @@ def test_events_are_those_of_the_scripts() -> None:
     source = "".join(path.read_text("utf-8") for path in lua.rglob("*.lua"))
     written = set(re.findall(r"(?:note\(log, |events\.add\(key\.events, |remove\([^')]*, )'(\w+)'", source))
     python = "".join(path.read_text("utf-8") for path in (ROOT / "redis_stream_coord").glob("*.py"))
-    written |= set(re.findall(r"commands\.announce\(keys, \"(\w+)\"", python))
+    written |= set(re.findall(r"commands\.announce\((?:keys|group|GroupKeys\([^)]*\)), \"(\w+)\"", python))
     assert documented == written
 
 

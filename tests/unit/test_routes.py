@@ -21,6 +21,7 @@ SAGA = SagaRecord(
     source=1,
     target=2,
     ordered=True,
+    quiesce=False,
     back=False,
     opened=True,
     void=0,

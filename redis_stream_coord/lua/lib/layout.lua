@@ -10,8 +10,8 @@ local NUMBERS = { 'protocol_min', 'protocol_max', 'incarnation', 'version', 'epo
   'drawn', 'top', 'cuts_count' }
 
 -- A resharding as it is written.
-local SAGA = '^id=(%w+) state=(%u+) epoch=(%d+) from=(%d+) to=(%d+) ordered=([01]) back=([01]) opened=([01]) '
-  .. 'void=(%d+) began_ms=(%d+) changed_ms=(%d+) reason=(.+)$'
+local SAGA = '^id=(%w+) state=(%u+) epoch=(%d+) from=(%d+) to=(%d+) ordered=([01]) quiesce=([01]) back=([01]) '
+  .. 'opened=([01]) void=(%d+) began_ms=(%d+) changed_ms=(%d+) reason=(.+)$'
 
 -- Identity of a whole layout. Its nonce tells layouts of one epoch and size apart, if a record was ever restored.
 local function id(epoch, shards, nonce)

@@ -13,25 +13,25 @@ local ACTIVE = { PREPARING = true, CUTOVER = true, DRAINING = true, REOPENING = 
 -- Parameters: record: as `layout.open` gives it. Returns: the saga, or nil if there never was one.
 local function parse(record)
   if record.saga == '-' then return nil end
-  local id, state, epoch, from, to, ordered, back, opened, void, began, changed, reason = string.match(
+  local id, state, epoch, from, to, ordered, quiesce, back, opened, void, began, changed, reason = string.match(
     record.saga, layout.SAGA)
   return { id = id, state = state, epoch = tonumber(epoch), from = tonumber(from), to = tonumber(to),
-    ordered = ordered == '1', back = back == '1', opened = opened == '1', void = tonumber(void),
-    began_ms = tonumber(began), changed_ms = tonumber(changed), reason = reason, active = ACTIVE[state] or false }
+    ordered = ordered == '1', quiesce = quiesce == '1', back = back == '1',
+    opened = opened == '1', void = tonumber(void), began_ms = tonumber(began), changed_ms = tonumber(changed), reason = reason, active = ACTIVE[state] or false }
 end
 
 local function format(s)
   local function flag(value) return value and '1' or '0' end
   return 'id=' .. s.id .. ' state=' .. s.state .. ' epoch=' .. int(s.epoch) .. ' from=' .. int(s.from) .. ' to='
-    .. int(s.to) .. ' ordered=' .. flag(s.ordered) .. ' back=' .. flag(s.back) .. ' opened=' .. flag(s.opened)
-    .. ' void=' .. int(s.void) .. ' began_ms=' .. int(s.began_ms) .. ' changed_ms=' .. int(s.changed_ms)
+    .. int(s.to) .. ' ordered=' .. flag(s.ordered) .. ' quiesce=' .. flag(s.quiesce) .. ' back='
+    .. flag(s.back) .. ' opened=' .. flag(s.opened) .. ' void=' .. int(s.void) .. ' began_ms=' .. int(s.began_ms) .. ' changed_ms=' .. int(s.changed_ms)
     .. ' reason=' .. s.reason
 end
 
 -- The saga, if it is the one that the caller means, in one of the states that fit.
-local function expect(record, arg, ...)
+local function expect(record, arg, states)
   local s = parse(record)
-  for _, state in ipairs({ ... }) do
+  for _, state in ipairs(states) do
     if s and s.id == arg.saga and s.epoch == arg.epoch and s.state == state then return s end
   end
   refuse('MOVED_ON', s and (s.state .. ' at epoch ' .. int(s.epoch)) or 'there is none')
@@ -74,9 +74,9 @@ local function lacking(key, s, what)
 end
 
 -- Whether entries beyond the cut of a shard wait for other shards: keys move to the added ones on the way out, to the
--- remaining ones on the way in.
+-- remaining ones on the way in. Nothing waits where all was consumed while the shards were closed.
 local function holds(s, shard)
-  if not s.ordered then return false end
+  if not s.ordered or s.quiesce then return false end
   if s.to > s.from then return shard >= s.from and shard < s.to end
   return shard < s.to
 end

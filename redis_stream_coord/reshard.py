@@ -1,0 +1,528 @@
+"""The decisions of a resharding, without any input or output: the stream's record in, commands out.
+
+A resharding is a saga on the record of its stream. Whoever drives it reads the record, takes the round of its state,
+and reads the record again. Everything that a round does may be repeated, and is refused by a key that has seen a later
+step; so drivers may die anywhere, and several may drive at once. `Admin` drives, and so does each group's member that
+has the duty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from . import commands
+from .commands import Barrier, Command, Evidence, Pause, Registration, Saga, SagaRecord, StreamView, Together
+from .errors import CoordError, CorruptMetadataError, RedisUnavailableError
+from .keys import GroupKeys, StreamKeys
+from .models import Resharding, Waiting
+
+# Words of a key or a record that has seen a later step: another driver is ahead.
+_OVERTAKEN = frozenset({"AHEAD", "LATE", "MOVED_ON", "NOT_READY", "STALE_RECORD"})
+# Between two rounds that brought nothing new.
+_POLL_SECONDS = (0.02, 0.05, 0.1, 0.2, 0.4)
+# So many rounds in a row may find Redis away before a driver gives up.
+_AWAY_LIMIT = 60
+_AWAY_PAUSE_SECONDS = 0.5
+
+Waits = list[Waiting]
+
+
+@attrs.frozen
+class Standing:
+    """How far a group is with a resharding that has been decided, or waits for it to consume all.
+
+    Attributes:
+        group: its name.
+        consumed: barriers whose sources it has consumed up to their cuts, oldest first, and none behind one that it
+            has not.
+        passed: it has consumed those of all barriers.
+        drained: nothing is left for it on the shards that go.
+        waits: what is left.
+    """
+
+    group: str
+    consumed: Sequence[Barrier]
+    passed: bool
+    drained: bool
+    waits: Sequence[Waiting]
+
+
+def state_of(saga: SagaRecord) -> str:
+    """Return the state of a resharding as people are told it."""
+    if not saga.back:
+        return saga.state
+    return "ROLLED_BACK" if saga.state == "COMPLETED" else "ROLLING_BACK"
+
+
+def describe(stream: str, view: StreamView, waits: Iterable[Waiting] = ()) -> Resharding | None:
+    """Return the resharding of a record, as people see it; ``None`` if there never was one."""
+    saga = view.saga
+    if saga is None:
+        return None
+    source, target = (saga.target, saga.source) if saga.back else (saga.source, saga.target)
+    return Resharding(
+        id=saga.id,
+        stream=stream,
+        state=state_of(saga),
+        source=source,
+        target=target,
+        epoch=saga.epoch,
+        ordered=saga.ordered,
+        quiesce=saga.quiesce,
+        age_seconds=max(0.0, (view.now_ms - saga.began_ms) / 1000),
+        state_age_seconds=max(0.0, (view.now_ms - saga.changed_ms) / 1000),
+        waits=tuple(waits) if saga.active else (),
+        reason=saga.reason,
+    )
+
+
+# --- what evidence says -----------------------------------------------------------------------------------------------
+
+
+def unfinished(view: StreamView) -> Mapping[str, Registration]:
+    """Return the groups that have yet to pass a barrier or to drain what goes."""
+    saga = view.saga
+    assert saga is not None
+    if saga.state == "CUTOVER":
+        return {name: group for name, group in view.groups.items() if group.passed < saga.epoch}
+    return {
+        name: group
+        for name, group in view.groups.items()
+        if group.drained < saga.epoch or (view.barriers and group.passed < saga.epoch)
+    }
+
+
+def witnesses(view: StreamView) -> list[int]:
+    """Return the shards that have to be looked at: those that keys moved away from, and those that go."""
+    saga = view.saga
+    assert saga is not None
+    if saga.state == "CUTOVER":
+        return list(range(saga.source))
+    shards = set(saga.removed)
+    for barrier in view.barriers:
+        shards.update(barrier.sources)
+    return sorted(shards)
+
+
+def standing(view: StreamView, name: str, evidence: Mapping[int, Evidence]) -> Standing:
+    """Decide how far a group is.
+
+    Parameters:
+        view: the record.
+        name: of the group.
+        evidence: of the shards of `witnesses`; one that is missing proves nothing.
+    """
+    saga = view.saga
+    assert saga is not None
+    group, waits = view.groups[name], Waits()
+    consumed: list[Barrier] = []
+    passed = True
+    barriers = [Barrier(saga.epoch, saga.source, 0)] if saga.state == "CUTOVER" else view.barriers
+    for barrier in barriers:
+        left = Waits()
+        for shard in barrier.sources if saga.state != "CUTOVER" else range(saga.source):
+            # One that was created since then never read the shards that went.
+            if shard >= view.layout.shards and group.since >= barrier.epoch:
+                continue
+            left += _left(view, name, shard, barrier, evidence.get(shard))
+        waits += left
+        passed = passed and not left
+        if passed:
+            consumed.append(barrier)
+    drained = True
+    for shard in saga.removed if saga.state == "DRAINING" and group.since < saga.epoch else ():
+        found = evidence.get(shard)
+        if found is None or not found.drained(name, saga.epoch):
+            drained = False
+            waits.append(_rest(name, shard, found, "to drain the shard, which goes"))
+    return Standing(name, consumed, passed, drained, _once(waits))
+
+
+def _left(view: StreamView, name: str, shard: int, barrier: Barrier, found: Evidence | None) -> Waits:
+    cut = view.cut(shard, barrier.epoch)
+    if found is None or cut is None or not found.closed_for(barrier.epoch):
+        return [Waiting(what="to be looked at", group=name, shard=shard)]
+    if found.groups[name].consumed(cut):
+        return []
+    return [_rest(name, shard, found, "to consume what came before the cut-over")]
+
+
+def _rest(name: str, shard: int, found: Evidence | None, what: str) -> Waiting:
+    if found is None:
+        return Waiting(what="to be looked at", group=name, shard=shard)
+    progress = found.groups[name]
+    if not progress.found:
+        return Waiting(what="its consumer group is missing there; a consumer makes it anew", group=name, shard=shard)
+    if progress.first is None:
+        note = "" if not progress.lag else f" (XINFO says {progress.lag} are left, which is wrong)"
+        return Waiting(what=f"its route to be closed again{note}", group=name, shard=shard)
+    entries = None if progress.lag is None else progress.lag + progress.pending
+    return Waiting(what=what, group=name, shard=shard, entries=entries)
+
+
+def _once(waits: Waits) -> Waits:
+    """Leave one of several about the same group and shard."""
+    return list({(waiting.group, waiting.shard): waiting for waiting in waits}.values())
+
+
+# --- driving ----------------------------------------------------------------------------------------------------------
+
+
+def drive(
+    keys: StreamKeys,
+    *,
+    saga_id: str | None = None,
+    goes_on: Callable[[], bool] = lambda: True,
+    progress: Callable[[Resharding], None] | None = None,
+) -> Saga[Resharding | None]:
+    """Carry a resharding on to its end.
+
+    Parameters:
+        keys: of the stream.
+        saga_id: which; ``None``: the one that is under way.
+        goes_on: asked before each round; the answer no ends the drive where it is.
+        progress: is told after each round how far it is.
+
+    Returns:
+        How it ended, or how far it is; ``None`` if there is none, or a later one has taken its place.
+
+    Raises:
+        CoordError: Redis stayed away, or the record cannot be used.
+    """
+    idle, away, last = 0, 0, None
+    waits: Waits = []
+    while True:
+        try:
+            view: StreamView = yield commands.resharding(keys)
+            saga = view.saga
+            if saga is None or (saga_id is not None and saga.id != saga_id):
+                return last
+            moved = False
+            if saga.active and goes_on():
+                moved, waits = yield from carry_on(keys, view)
+            away = 0
+        except RedisUnavailableError:
+            away += 1
+            if away > _AWAY_LIMIT or not goes_on():
+                raise
+            yield Pause(_AWAY_PAUSE_SECONDS)
+            continue
+        last = describe(keys.stream, view, waits)
+        if progress is not None and last is not None:
+            progress(last)
+        if not saga.active or not goes_on():
+            return last
+        idle = 0 if moved else idle + 1
+        if idle:
+            yield Pause(_POLL_SECONDS[min(idle, len(_POLL_SECONDS)) - 1])
+
+
+def look(keys: StreamKeys) -> Saga[Resharding | None]:
+    """Find out how far the resharding of a stream is, without doing anything for it."""
+    view: StreamView = yield commands.resharding(keys)
+    saga, waits = view.saga, Waits()
+    if saga is not None and saga.active:
+        if saga.state == "PREPARING":
+            waits = [
+                Waiting(what="to be prepared", group=name)
+                for name, group in view.groups.items()
+                if group.prepared < saga.epoch
+            ]
+        elif saga.state == "DRAINING" or (saga.state == "CUTOVER" and saga.quiesce):
+            groups = sorted(unfinished(view))
+            evidence, _ = yield from _gather(keys, view, groups)
+            waits = [waiting for name in groups for waiting in standing(view, name, evidence).waits]
+    return describe(keys.stream, view, waits)
+
+
+def carry_on(keys: StreamKeys, view: StreamView) -> Saga[tuple[bool, Waits]]:
+    """Do for an active resharding what its state asks for.
+
+    Returns:
+        Whether anything has changed, so that it is worth while to go on at once; and what it waits for.
+
+    Raises:
+        RedisUnavailableError: some commands got no answer.
+    """
+    saga = view.saga
+    assert saga is not None
+    rounds = {"PREPARING": _prepare, "CUTOVER": _cut_over, "DRAINING": _drain, "REOPENING": _reopen}
+    try:
+        result: tuple[bool, Waits] = yield from rounds[saga.state](keys, view, saga)
+    except CoordError as error:
+        if error.word in _OVERTAKEN:
+            return error.word == "MOVED_ON", [Waiting(what=str(error), shard=error.shard, group=error.group)]
+        if isinstance(error, RedisUnavailableError) or not (error.group or error.shard is not None):
+            raise
+        return False, [_blocked(error)]
+    return result
+
+
+def _blocked(error: CoordError) -> Waiting:
+    return Waiting(what=error.message, group=error.group, shard=error.shard)
+
+
+def _all(together: Iterable[tuple[Any, Command[Any]]]) -> Saga[tuple[dict[Any, Any], dict[Any, CoordError]]]:
+    """Send commands together. Returns results and errors, by name. Raises: `RedisUnavailableError`."""
+    named = list(together)
+    if not named:
+        return {}, {}
+    found = yield Together([command for _, command in named])
+    results: dict[Any, Any] = {}
+    errors: dict[Any, CoordError] = {}
+    for (name, _), result in zip(named, found, strict=True):
+        if isinstance(result, RedisUnavailableError):
+            raise result
+        if isinstance(result, CoordError):
+            errors[name] = result
+        else:
+            results[name] = result
+    return results, errors
+
+
+def _gather(
+    keys: StreamKeys, view: StreamView, groups: Sequence[str]
+) -> Saga[tuple[dict[int, Evidence], dict[int, CoordError]]]:
+    result: tuple[dict[int, Evidence], dict[int, CoordError]] = yield from _all(
+        (shard, commands.evidence(keys, shard, groups)) for shard in witnesses(view)
+    )
+    return result
+
+
+def _keys_of(keys: StreamKeys, group: str) -> GroupKeys:
+    return GroupKeys(keys.stream, group, keys.prefix)
+
+
+# --- PREPARING --------------------------------------------------------------------------------------------------------
+
+
+def _prepare(keys: StreamKeys, view: StreamView, saga: SagaRecord) -> Saga[tuple[bool, Waits]]:
+    """Every registered group gets its consumer group on the added shards, and may read the shards of both layouts."""
+    if not saga.opened:
+        # Taken back before all routes of the layout that was decided were open: producers wait there.
+        return (yield from _open(keys, view, saga, range(view.layout.shards)))
+    groups = {name: group for name, group in view.groups.items() if group.prepared < saga.epoch}
+    _, errors = yield from _all((shard, commands.rebuild(keys, shard, view)) for shard in saga.added if groups)
+    if not errors:
+        _, errors = yield from _all(
+            (
+                (name, shard),
+                commands.provision(_keys_of(keys, name), shard, start="$", layout=view.layout, resharding=saga.epoch),
+            )
+            for name in groups
+            for shard in saga.added
+        )
+    for error in errors.values():
+        if isinstance(error, CorruptMetadataError) and not saga.back:
+            yield commands.abandon(keys, saga, " ".join(error.message.split()))
+            return True, []
+    if errors:
+        return False, [_blocked(error) for error in errors.values()]
+    incarnations, errors = yield from _all(
+        (name, commands.readable(_keys_of(keys, name), epoch=saga.epoch, step=1, shards=len(saga.union)))
+        for name in groups
+    )
+    for name, incarnation in incarnations.items():
+        registered = groups[name].registered
+        yield commands.mark(keys, saga, name, "prepared", registered=registered, incarnation=incarnation)
+    if errors:
+        return bool(incarnations), [_not_there(name, error) for name, error in errors.items()]
+    yield commands.advance(keys, saga, "CUTOVER")
+    return True, []
+
+
+def _not_there(name: str, error: CoordError) -> Waiting:
+    if error.word == "GROUP_NOT_FOUND":
+        return Waiting(what="registered, but its creation or deletion was interrupted: call it again", group=name)
+    return Waiting(what=error.message, group=name)
+
+
+# --- CUTOVER ----------------------------------------------------------------------------------------------------------
+
+
+def _cut_over(keys: StreamKeys, view: StreamView, saga: SagaRecord) -> Saga[tuple[bool, Waits]]:
+    """Close every shard of either layout, note the cuts, decide. Producers wait meanwhile."""
+    missing = [shard for shard in saga.union if view.cut(shard, saga.epoch) is None]
+    if missing:
+        errors = yield from _close(keys, view, saga, missing)
+        if errors:
+            return False, [_blocked(error) for error in errors.values()]
+    if saga.quiesce and (groups := sorted(unfinished(view))):
+        # The record that was read has none of the cuts noted just now: they are looked at in the next round.
+        if missing:
+            return True, []
+        return (yield from _consume(keys, view, saga, groups))
+    yield commands.decide(keys, saga)
+    return True, []
+
+
+def _consume(keys: StreamKeys, view: StreamView, saga: SagaRecord, groups: list[str]) -> Saga[tuple[bool, Waits]]:
+    evidence, errors = yield from _gather(keys, view, groups)
+    waits, moved = [_blocked(error) for error in errors.values()], False
+    for name in groups:
+        found = standing(view, name, evidence)
+        waits += found.waits
+        if found.passed and not errors:
+            moved = yield from _mark(keys, view, saga, name, "passed")
+    return moved, waits
+
+
+def _mark(keys: StreamKeys, view: StreamView, saga: SagaRecord, name: str, what: str) -> Saga[bool]:
+    group = view.groups[name]
+    counts: bool = yield commands.mark(
+        keys, saga, name, what, registered=group.registered, incarnation=group.incarnation
+    )
+    return counts
+
+
+def _close(keys: StreamKeys, view: StreamView, saga: SagaRecord, shards: Sequence[int]) -> Saga[dict[int, CoordError]]:
+    """Close shards and note their cuts. A route that is not there is made first. Returns what stood in the way."""
+    cuts, errors = yield from _all((shard, commands.close(keys, shard, saga)) for shard in shards)
+    missing = [shard for shard, error in errors.items() if error.word == "ROUTE_MISSING"]
+    if missing:
+        made, failed = yield from _all((shard, commands.rebuild(keys, shard, view)) for shard in missing)
+        again, still = yield from _all((shard, commands.close(keys, shard, saga)) for shard in made)
+        cuts.update(again)
+        errors = {shard: error for shard, error in errors.items() if shard not in missing} | failed | still
+    if saga.state != "REOPENING":
+        noted = sorted(cuts.items())
+        for first in range(0, len(noted), commands.CUTS_AT_ONCE):
+            yield commands.note_cuts(keys, saga, dict(noted[first : first + commands.CUTS_AT_ONCE]))
+    return errors
+
+
+# --- DRAINING ---------------------------------------------------------------------------------------------------------
+
+
+def _open(keys: StreamKeys, view: StreamView, saga: SagaRecord, shards: Iterable[int]) -> Saga[tuple[bool, Waits]]:
+    """Open the shards of the layout that was decided. One whose route lost its close is closed again first."""
+    chosen = list(shards)
+    layout = view.layout
+
+    def opening(some: Iterable[int]) -> list[tuple[int, Command[None]]]:
+        return [(i, commands.open_route(keys, i, epoch=layout.epoch, layout=layout.layout)) for i in some]
+
+    _, errors = yield from _all(opening(chosen))
+    lost = [shard for shard, error in errors.items() if error.word in ("NOT_CLOSED", "ROUTE_MISSING")]
+    # While it is prepared to go back, the epoch is that of the way back already: the shard waits for its cut-over.
+    if lost and saga.epoch == layout.epoch:
+        failed = yield from _close(keys, view, saga, lost)
+        _, still = yield from _all(opening(shard for shard in lost if shard not in failed))
+        errors = {shard: error for shard, error in errors.items() if shard not in lost} | failed | still
+    elif lost:
+        errors = {shard: error for shard, error in errors.items() if shard not in lost}
+    if errors:
+        return False, [_blocked(error) for error in errors.values()]
+    yield commands.advance(keys, saga, "OPENED")
+    return True, []
+
+
+def _drain(keys: StreamKeys, view: StreamView, saga: SagaRecord) -> Saga[tuple[bool, Waits]]:
+    """Open the new layout, gather evidence of each group, let it pass, and take the removed shards from it."""
+    if not saga.opened:
+        return (yield from _open(keys, view, saga, range(saga.target)))
+    groups = sorted(unfinished(view))
+    if not groups:
+        return (yield from _complete(keys, view, saga))
+    evidence, errors = yield from _gather(keys, view, groups)
+    reopened = yield from _mend(keys, view, saga, evidence, errors)
+    if reopened:
+        return True, []
+    waits, moved = [_blocked(error) for error in errors.values()], False
+    for name in groups:
+        found = standing(view, name, evidence)
+        waits += found.waits
+        if view.groups[name].passed < saga.epoch and view.barriers:
+            moved = (yield from _pass(keys, view, saga, found)) or moved
+        if view.groups[name].drained < saga.epoch and found.drained:
+            last = commands.readable(_keys_of(keys, name), epoch=saga.epoch, step=2, shards=saga.target)
+            _, failed = yield from _all([(name, last)])
+            waits += [_not_there(name, error) for error in failed.values()]
+            if not failed:
+                moved = (yield from _mark(keys, view, saga, name, "drained")) or moved
+    return moved, waits
+
+
+def _mend(
+    keys: StreamKeys,
+    view: StreamView,
+    saga: SagaRecord,
+    evidence: Mapping[int, Evidence],
+    errors: Mapping[int, CoordError],
+) -> Saga[bool]:
+    """Close again what Redis forgot to have closed, in a failover or because the route key was lost, and note the
+    larger cuts; open it if the layout has it. Returns whether anything was mended.
+    """
+    lost = [shard for shard, found in evidence.items() if not found.closed_for(saga.epoch)]
+    lost += [shard for shard, error in errors.items() if error.word == "ROUTE_MISSING"]
+    if not lost:
+        return False
+    failed = yield from _close(keys, view, saga, lost)
+    layout = view.layout
+    yield from _all(
+        (shard, commands.open_route(keys, shard, epoch=layout.epoch, layout=layout.layout))
+        for shard in lost
+        if shard < layout.shards and shard not in failed
+    )
+    return len(failed) < len(lost)
+
+
+def _pass(keys: StreamKeys, view: StreamView, saga: SagaRecord, found: Standing) -> Saga[bool]:
+    """Let a group read beyond the barriers whose sources it has consumed."""
+    group = _keys_of(keys, found.group)
+    incarnation = view.groups[found.group].incarnation
+    held = {shard: barrier.epoch for barrier in found.consumed for shard in barrier.held}
+    if not held:
+        return (yield from _mark(keys, view, saga, found.group, "passed")) if found.passed else False
+    fresh, errors = yield from _all(
+        (shard, commands.pass_barrier(group, shard, epoch=epoch, incarnation=incarnation))
+        for shard, epoch in held.items()
+    )
+    for error in errors.values():
+        raise error
+    moved = False
+    if found.passed:
+        moved = yield from _mark(keys, view, saga, found.group, "passed")
+    if any(fresh.values()):
+        # Its consumers may read on: those that wait at the barrier look once a second by themselves.
+        yield commands.announce(group, "passed", wake="")
+    return moved
+
+
+def _complete(keys: StreamKeys, view: StreamView, saga: SagaRecord) -> Saga[tuple[bool, Waits]]:
+    _, errors = yield from _all((shard, commands.settle(keys, shard, saga.epoch)) for shard in saga.union)
+    missing = {shard: error for shard, error in errors.items() if error.word == "ROUTE_MISSING"}
+    if missing and (yield from _mend(keys, view, saga, {}, missing)):
+        return True, []
+    if errors:
+        return False, [_blocked(error) for error in errors.values()]
+    yield commands.advance(keys, saga, "COMPLETED")
+    return True, []
+
+
+# --- REOPENING --------------------------------------------------------------------------------------------------------
+
+
+def _reopen(keys: StreamKeys, view: StreamView, saga: SagaRecord) -> Saga[tuple[bool, Waits]]:
+    """It was given up before the decision: open the old shards under a fresh epoch, take the added ones away again."""
+    if not saga.opened:
+        # The added ones too: a cut that holds entries there must hold nobody any more.
+        errors = yield from _close(keys, view, saga, saga.union)
+        late = {shard: error for shard, error in errors.items() if error.word != "AHEAD"}
+        if late:
+            return False, [_blocked(error) for error in late.values()]
+        return (yield from _open(keys, view, saga, range(saga.source)))
+    groups = [name for name, group in view.groups.items() if group.drained < saga.epoch]
+    _, missing = yield from _all(
+        (name, commands.readable(_keys_of(keys, name), epoch=saga.epoch, step=2, shards=saga.source)) for name in groups
+    )
+    for name in groups:
+        if name not in missing:
+            yield from _mark(keys, view, saga, name, "drained")
+    if missing:
+        return len(missing) < len(groups), [_not_there(name, error) for name, error in missing.items()]
+    yield commands.advance(keys, saga, "ABANDONED")
+    return True, []

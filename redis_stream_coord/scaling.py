@@ -1,0 +1,196 @@
+"""What `Admin` does about the number of shards, as sagas. The decisions are those of `redis_stream_coord.reshard`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import lcm
+
+from . import commands, reshard, routing
+from .commands import Barrier, Evidence, Saga, StreamView
+from .errors import ConfigError, NotFoundError, WaitTimeoutError
+from .keys import GroupKeys, StreamKeys
+from .models import GroupDrain, GroupView, Resharding, ScalePlan
+from .sagas import Sagas
+
+Progress = Callable[[Resharding], None]
+
+
+def moved_share(protocol: str, source: int, target: int) -> float:
+    """Return the share of all keys that another number of shards moves to another shard.
+
+    Of ``jump-v1`` it is the least that an even distribution can do: what the added shards get, or the removed ones
+    had. ``murmur3-mod-v1`` keeps a key only where the remainders of two moduli are equal.
+    """
+    if source == target:
+        return 0.0
+    if protocol == "murmur3-mod-v1" and min(source, target) > 0:
+        return 1 - min(source, target) / lcm(source, target)
+    return 1 - min(source, target) / max(source, target)
+
+
+class Scaling(Sagas):
+    """The mutations of `Sagas`, and those of the number of shards."""
+
+    def scale(
+        self,
+        stream: str,
+        shards: int,
+        ordered: bool,
+        quiesce: bool,
+        reason: str,
+        request_id: str | None,
+    ) -> Saga[Resharding]:
+        """Begin a resharding; see `Admin.scale`."""
+        keys = StreamKeys(stream, self.settings.key_prefix)
+        _check(stream, shards)
+        request = {"shards": shards, "ordered": ordered, "quiesce": quiesce}
+        audit = self._audit(stream, "", "scale", reason, request)
+        return self._scale(keys, shards, ordered, quiesce, audit, request_id or self._request_id())
+
+    def _scale(
+        self, keys: StreamKeys, shards: int, ordered: bool, quiesce: bool, audit: dict[str, str], request_id: str
+    ) -> Saga[Resharding]:
+        yield from self._identify(audit)
+        saga_id = yield commands.scale(
+            keys,
+            self._request_id(),
+            shards=shards,
+            ordered=ordered,
+            quiesce=quiesce,
+            request_id=request_id,
+            audit=audit,
+        )
+        return (yield from self._announced(keys, saga_id))
+
+    def rollback(self, stream: str, saga_id: str, reason: str, request_id: str | None) -> Saga[Resharding]:
+        """Take a resharding back; see `Admin.rollback`."""
+        keys = StreamKeys(stream, self.settings.key_prefix)
+        audit = self._audit(stream, "", "rollback", reason, {"resharding": saga_id})
+        return self._rollback(keys, saga_id, audit, request_id or self._request_id())
+
+    def _rollback(self, keys: StreamKeys, saga_id: str, audit: dict[str, str], request_id: str) -> Saga[Resharding]:
+        yield from self._identify(audit)
+        yield commands.rollback(keys, saga_id, request_id=request_id, audit=audit)
+        return (yield from self._announced(keys, saga_id))
+
+    def _announced(self, keys: StreamKeys, saga_id: str) -> Saga[Resharding]:
+        """Tell the groups, so that the member which has the duty goes to work at once. Returns how far it is."""
+        view: StreamView = yield commands.resharding(keys)
+        if view.saga is None or view.saga.id != saga_id:
+            raise NotFoundError(f"resharding {saga_id} is over, and a later one has begun", stream=keys.stream)
+        if view.saga.active:
+            for group in view.groups:
+                yield commands.announce(GroupKeys(keys.stream, group, keys.prefix), "resharding")
+        found = reshard.describe(keys.stream, view)
+        assert found is not None
+        return found
+
+    def wait(
+        self, stream: str, saga_id: str, timeout_seconds: float | None, progress: Progress | None
+    ) -> Saga[Resharding]:
+        """Carry a resharding on until it ends; see `Admin.wait`."""
+        clock = self.settings.machine.clock
+        deadline = None if timeout_seconds is None else clock() + timeout_seconds
+        return self._wait(
+            StreamKeys(stream, self.settings.key_prefix),
+            saga_id,
+            lambda: deadline is None or clock() < deadline,
+            timeout_seconds,
+            progress,
+        )
+
+    def _wait(
+        self,
+        keys: StreamKeys,
+        saga_id: str,
+        goes_on: Callable[[], bool],
+        timeout_seconds: float | None,
+        progress: Progress | None,
+    ) -> Saga[Resharding]:
+        found = yield from reshard.drive(keys, saga_id=saga_id, goes_on=goes_on, progress=progress)
+        if found is None:
+            raise NotFoundError(
+                f"the stream's record knows no resharding {saga_id}",
+                stream=keys.stream,
+                hint="It remembers the last one only. See Monitor.audit.",
+            )
+        if found.active and not goes_on():
+            waits = "; ".join(str(waiting) for waiting in found.waits[:3]) or "its next step"
+            raise WaitTimeoutError(
+                f"the resharding is still {found.state} after {timeout_seconds} s; it waits for: {waits}",
+                stream=keys.stream,
+                hint="It goes on by itself while a consumer runs. Wait again, or take it back: Admin.rollback.",
+            )
+        return found
+
+    def plan(self, stream: str, shards: int, ordered: bool, quiesce: bool) -> Saga[ScalePlan]:
+        """Say what another number of shards would bring; see `Admin.plan_scale`."""
+        _check(stream, shards)
+        return self._plan(StreamKeys(stream, self.settings.key_prefix), shards, ordered, quiesce)
+
+    def _plan(self, keys: StreamKeys, shards: int, ordered: bool, quiesce: bool) -> Saga[ScalePlan]:
+        view: StreamView = yield commands.resharding(keys)
+        layout, groups = view.layout, sorted(view.groups)
+        sources = range(layout.shards) if quiesce else Barrier(0, layout.shards, shards).sources
+        evidence: dict[int, Evidence] = {}
+        for shard in sources:
+            evidence[shard] = yield commands.evidence(keys, shard, groups)
+        drains = []
+        for group in groups:
+            record: GroupView = yield commands.describe(GroupKeys(keys.stream, group, keys.prefix))
+            active = sum(member.state == "active" for member in record.members.values())
+            drains.append(GroupDrain(group=group, entries=_entries(evidence, group), members=active))
+        removed = range(shards, layout.shards)
+        return ScalePlan(
+            stream=keys.stream,
+            source=layout.shards,
+            target=shards,
+            added=tuple(range(layout.shards, shards)),
+            removed=tuple(removed),
+            moved_share=moved_share(layout.routing, layout.shards, shards),
+            groups=tuple(drains),
+            refused=_refusal(view, shards, ordered and not quiesce),
+            notes=tuple(_notes(drains, evidence, removed)),
+        )
+
+
+def _check(stream: str, shards: int) -> None:
+    if not isinstance(shards, int) or isinstance(shards, bool) or not 0 <= shards <= routing.MAX_SHARDS:
+        raise ConfigError(f"shards={shards!r} must be between 0 and {routing.MAX_SHARDS}", stream=stream)
+
+
+def _entries(evidence: Mapping[int, Evidence], group: str) -> int | None:
+    total = 0
+    for found in evidence.values():
+        progress = found.groups[group]
+        if progress.lag is None:
+            return None
+        total += progress.lag + progress.pending
+    return total
+
+
+def _refusal(view: StreamView, shards: int, ordered: bool) -> str | None:
+    if view.layout.state == "creating":
+        return "the stream is still being created"
+    if view.saga is not None and view.saga.active:
+        return f"the stream is being resharded from {view.saga.source} to {view.saga.target}: {view.saga.state}"
+    if view.layout.shards == shards:
+        return f"the stream has {shards} shards already"
+    if ordered and view.layout.routing != routing.DEFAULT_PROTOCOL:
+        return f"order cannot be kept with {view.layout.routing}: pass ordered=False, or quiesce=True"
+    return None
+
+
+def _notes(drains: list[GroupDrain], evidence: Mapping[int, Evidence], removed: range) -> list[str]:
+    notes = [
+        f"group {drain.group} has no live member: it will not consume what it has to"
+        for drain in drains
+        if not drain.members and drain.entries != 0
+    ]
+    for shard in removed:
+        notes += [
+            f"consumer group {name} on shard {shard} is nobody's that the stream knows; the shard's stream has to stay "
+            "as long as it needs it"
+            for name in evidence[shard].strangers
+        ]
+    return notes
