@@ -38,6 +38,7 @@ NAMES = [
     "FencedError",
     "Finding",
     "FrozenError",
+    "GroupDrain",
     "GroupHealth",
     "GroupView",
     "Health",
@@ -63,6 +64,7 @@ NAMES = [
     "Receipt",
     "RedisSettings",
     "RedisUnavailableError",
+    "Resharding",
     "Retry",
     "RevokeProgress",
     "RoundView",
@@ -73,6 +75,7 @@ NAMES = [
     "RoutingRegressionError",
     "RoutingUnavailableError",
     "RoutingView",
+    "ScalePlan",
     "ShardReading",
     "ShardStatus",
     "ShardView",
@@ -81,6 +84,8 @@ NAMES = [
     "Timings",
     "UnsupportedProtocolError",
     "UnsupportedSchemaError",
+    "WaitTimeoutError",
+    "Waiting",
 ]
 
 PAIRS = [

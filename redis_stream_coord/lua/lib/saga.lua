@@ -17,15 +17,16 @@ local function parse(record)
     record.saga, layout.SAGA)
   return { id = id, state = state, epoch = tonumber(epoch), from = tonumber(from), to = tonumber(to),
     ordered = ordered == '1', quiesce = quiesce == '1', back = back == '1',
-    opened = opened == '1', void = tonumber(void), began_ms = tonumber(began), changed_ms = tonumber(changed), reason = reason, active = ACTIVE[state] or false }
+    opened = opened == '1', void = tonumber(void), began_ms = tonumber(began), changed_ms = tonumber(changed),
+    reason = reason, active = ACTIVE[state] or false }
 end
 
 local function format(s)
   local function flag(value) return value and '1' or '0' end
   return 'id=' .. s.id .. ' state=' .. s.state .. ' epoch=' .. int(s.epoch) .. ' from=' .. int(s.from) .. ' to='
     .. int(s.to) .. ' ordered=' .. flag(s.ordered) .. ' quiesce=' .. flag(s.quiesce) .. ' back='
-    .. flag(s.back) .. ' opened=' .. flag(s.opened) .. ' void=' .. int(s.void) .. ' began_ms=' .. int(s.began_ms) .. ' changed_ms=' .. int(s.changed_ms)
-    .. ' reason=' .. s.reason
+    .. flag(s.back) .. ' opened=' .. flag(s.opened) .. ' void=' .. int(s.void) .. ' began_ms=' .. int(s.began_ms) 
+    .. ' changed_ms=' .. int(s.changed_ms) .. ' reason=' .. s.reason
 end
 
 -- The saga, if it is the one that the caller means, in one of the states that fit.
