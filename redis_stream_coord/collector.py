@@ -73,6 +73,7 @@ class Collector:
         try:
             names = self._monitor.groups() if self._groups is None else self._groups
             found = [("redis_reachable", 1.0, {}), *(one for name in names for one in self._group(*name))]
+            found += [one for stream in sorted({stream for stream, _ in names}) for one in self._stream(stream)]
         except RedisUnavailableError as error:
             _log.warning("the collector got no answer: %s", error)
             found = [("redis_reachable", 0.0, {})]
@@ -86,6 +87,20 @@ class Collector:
                 _log.warning("the collector cannot read: %s", error)
             if self._stopping.wait(self._interval_seconds):
                 return
+
+    def _stream(self, stream: str) -> Iterator[Reading]:
+        where: Attributes = {telemetry.STREAM: stream}
+        try:
+            found = self._monitor.resharding(stream)
+        except RedisUnavailableError:
+            raise
+        except CoordError as error:
+            _log.warning("the collector cannot read stream %s: %s", stream, error)
+            return
+        active = found is not None and found.active
+        yield "migration_active", float(active), where
+        if found is not None and active:
+            yield "migration_active_age_seconds", found.age_seconds, where
 
     def _group(self, stream: str, group: str) -> Iterator[Reading]:
         where: Attributes = {telemetry.STREAM: stream, telemetry.GROUP: group}

@@ -132,12 +132,21 @@ class Monitor:
         """
         return self._runner.drive(self._reads.events(stream, group, count))
 
-    def triage(self, stream: str, *, group: str) -> Sequence[Finding]:
-        """Walk the checklists of the runbook on a group of a stream: who is stuck where, and what to do next.
+    def triage(
+        self, stream: str, *, group: str, expected_shards: int | None = None, drain_seconds: float = 300.0
+    ) -> Sequence[Finding]:
+        """Walk the checklists of the runbook on a group: who is stuck where, and what to do next.
 
-        Raises: `NotFoundError`, `MetadataError`.
+        Parameters:
+            stream, group: its names.
+            expected_shards: how many shards producers should see; ``None``: as many as they do.
+            drain_seconds: a resharding that takes longer than that is a problem.
+
+        Raises:
+            NotFoundError: there is no such stream or group.
+            MetadataError: its record cannot be used.
         """
-        return self._runner.drive(self._reads.triage(stream, group))
+        return self._runner.drive(self._reads.triage(stream, group, expected_shards, drain_seconds))
 
     def close(self) -> None:
         """Close the connections."""
@@ -216,9 +225,11 @@ class AsyncMonitor:
         """Return the newest transitions of a group, newest first; see `Monitor.events`."""
         return await self._runner.drive(self._reads.events(stream, group, count))
 
-    async def triage(self, stream: str, *, group: str) -> Sequence[Finding]:
+    async def triage(
+        self, stream: str, *, group: str, expected_shards: int | None = None, drain_seconds: float = 300.0
+    ) -> Sequence[Finding]:
         """Walk the checklists of the runbook; see `Monitor.triage`."""
-        return await self._runner.drive(self._reads.triage(stream, group))
+        return await self._runner.drive(self._reads.triage(stream, group, expected_shards, drain_seconds))
 
     async def close(self) -> None:
         """Close the connections."""

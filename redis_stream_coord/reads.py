@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from . import commands, triage
+from . import commands, reshard, triage
 from .commands import Command, Saga, Together
 from .errors import ConfigError, CoordError, NotFoundError, RedisUnavailableError
 from .keys import GroupKeys, StreamKeys
@@ -27,6 +27,9 @@ from .views import (
     SystemHealth,
     member_state,
 )
+
+# States of a resharding in which routes are on their way.
+_MOVING = ("CUTOVER", "DRAINING", "REOPENING")
 
 
 def assess(view: GroupView) -> tuple[str, ...]:
@@ -57,6 +60,9 @@ def disagreements(layout: Layout, routes: Iterable[RouteView]) -> tuple[str, ...
     for route in routes:
         if route.state == "missing":
             found.append(f"shard {route.shard} has no route: nothing can be published to it")
+        elif layout.resharding in _MOVING:
+            # Routes are closed and opened one after another.
+            continue
         elif route.layout != layout.layout:
             found.append(f"shard {route.shard} accepts entries for layout {route.layout}, not {layout.layout}")
         elif route.state != "open" and layout.state == "active":
@@ -97,11 +103,12 @@ class Reads:
         routes = tuple((yield from together([commands.route(keys, shard) for shard in range(layout.shards)])))
         return RoutingView(layout=layout, routes=routes, problems=disagreements(layout, routes))
 
-    def shards(self, stream: str, group: str) -> Saga[list[ShardStatus]]:
+    def shards(self, stream: str, group: str, also: Sequence[int] = ()) -> Saga[list[ShardStatus]]:
         keys = self.group_keys(stream, group)
         view: GroupView = yield commands.describe(keys)
         layout: Layout = yield commands.layout(self.stream_keys(stream))
-        indices = sorted(set(view.shards) | set(range(layout.shards)))
+        # `also`: numbers of shards of other layouts, whose shards may be left over.
+        indices = sorted(set(view.shards) | set(range(max([layout.shards, *also]))))
         readings: list[ShardReading] = yield from together([commands.inspect(keys, index) for index in indices])
         return [ShardStatus(record=view.shards.get(reading.shard), reading=reading) for reading in readings]
 
@@ -160,11 +167,19 @@ class Reads:
         pending = {(s, one.id): one for s, page in zip(by_shard, pages, strict=True) for one in page}
         return [attrs.evolve(entry, pending=pending.get((entry.shard, entry.id))) for entry in entries]
 
-    def triage(self, stream: str, group: str) -> Saga[list[Finding]]:
-        view: GroupView = yield commands.describe(self.group_keys(stream, group))
-        shards = yield from self.shards(stream, group)
-        events: list[EventEntry] = yield commands.event_log(self.group_keys(stream, group), count=1000)
-        return triage.rebalance(view, shards, events)
+    def triage(self, stream: str, group: str, expected_shards: int | None, drain_seconds: float) -> Saga[list[Finding]]:
+        keys = self.group_keys(stream, group)
+        view: GroupView = yield commands.describe(keys)
+        found = yield from reshard.look(self.stream_keys(stream))
+        routing = yield from self.routing(stream)
+        shards = yield from self.shards(stream, group, also=() if found is None else (found.source, found.target))
+        events: list[EventEntry] = yield commands.event_log(keys, count=1000)
+        return [
+            *triage.rebalance(view, shards, events),
+            *triage.resharding(
+                view, shards, routing, found, expected_shards=expected_shards, drain_seconds=drain_seconds
+            ),
+        ]
 
     def audit(self, stream: str, group: str | None, count: int) -> Saga[list[AuditEntry]]:
         key = self.stream_keys(stream).audit if group is None else self.group_keys(stream, group).audit

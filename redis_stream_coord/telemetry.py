@@ -82,6 +82,8 @@ GAUGES = {
     "shard_pending": "Entries of a shard delivered to the group and not acknowledged.",
     "shard_stream_length": "Entries in the stream of a shard.",
     "shard_memory_usage_bytes": "Memory of the stream of a shard, as Redis estimates it.",
+    "migration_active": "1 while the stream is being resharded.",
+    "migration_active_age_seconds": "Since the resharding under way began; absent without one.",
 }
 
 

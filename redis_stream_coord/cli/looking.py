@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import click
 from rich.console import RenderableType
 from rich.text import Text
@@ -148,9 +149,13 @@ def _revokes(view: AssignmentView) -> list[RenderableType]:
 
 @click.command("routing", cls=ReadCommand)
 @STREAM
-def routing(session: Session, *, stream: str) -> View:
+@click.option("--expected-shards", type=click.IntRange(min=0), help="Another number is a problem.")
+def routing(session: Session, *, stream: str, expected_shards: int | None) -> View:
     """Show where producers publish to. Exit code 10 if a shard does not agree with the record."""
     view = session.monitor.routing(stream)
+    if expected_shards is not None and view.layout.shards != expected_shards:
+        problem = f"producers see {view.layout.shards} shards, and {expected_shards} are expected"
+        view = attrs.evolve(view, problems=(problem, *view.problems))
     return View(view, _routing(stream, view), Exit.PROBLEMS if view.problems else Exit.OK)
 
 
@@ -286,9 +291,19 @@ _LEVELS = {"ok": ("ok  ", "green"), "wait": ("wait", "yellow"), "act": ("ACT ", 
 @click.command("triage", cls=ReadCommand)
 @STREAM
 @GROUP
-def triage(session: Session, *, stream: str, group: str) -> View:
+@click.option("--expected-shards", type=click.IntRange(min=0), help="How many shards producers should see.")
+@click.option(
+    "--drain-window",
+    "drain_seconds",
+    type=click.FloatRange(min=0),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="A resharding that takes longer is a problem.",
+)
+def triage(session: Session, *, stream: str, group: str, **given: Any) -> View:
     """Walk the runbook's checklists: who is stuck where, and what to do. Exit code 10 if somebody has to act."""
-    found = session.monitor.triage(stream, group=group)
+    found = session.monitor.triage(stream, group=group, **given)
     shown: list[RenderableType] = []
     for checklist in dict.fromkeys(one.checklist for one in found):
         shown.append(Text(f"{checklist} of {stream}/{group}", style="bold"))

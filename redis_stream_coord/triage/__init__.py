@@ -4,5 +4,6 @@ to do next. Decisions only: what they are made of is handed in.
 
 from .finding import Finding
 from .rebalance import rebalance
+from .resharding import resharding
 
-__all__ = ["Finding", "rebalance"]
+__all__ = ["Finding", "rebalance", "resharding"]

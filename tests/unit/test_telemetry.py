@@ -43,6 +43,8 @@ DOCUMENTED = {
     "shard_pending",
     "shard_stream_length",
     "shard_memory_usage_bytes",
+    "migration_active",
+    "migration_active_age_seconds",
 }
 
 COUNTERS = [value for value in vars(telemetry).values() if isinstance(value, Counter)]
