@@ -125,8 +125,10 @@ def test_admin_alone_carries_it_on_as_far_as_nothing_is_left(bench: Bench) -> No
         scale(bench, 2, timeout_seconds=0.5)
     found = bench.monitor.resharding(bench.stream)
     assert found is not None
-    assert (found.state, found.entries_left) == ("DRAINING", 3)
-    assert [(waiting.group, waiting.shard, waiting.entries) for waiting in found.waits] == [(GROUP, 4, 3)]
+    # Redis 6.2 does not tell the lag.
+    count = None if "lag" not in bench.redis.xinfo_groups(bench.stream_key(4))[0] else 3
+    assert (found.state, found.entries_left) == ("DRAINING", count or 0)
+    assert [(waiting.group, waiting.shard, waiting.entries) for waiting in found.waits] == [(GROUP, 4, count)]
 
 
 def test_a_removed_shard_keeps_a_reader_until_it_is_drained(bench: Bench, crew: Crew) -> None:
