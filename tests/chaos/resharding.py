@@ -237,7 +237,8 @@ def run(
     again, longest = sum(w.again for w in writers), max(w.longest for w in writers)
     report.summary = (
         f"{total:,} events, {kills} drivers killed, {dict(ended)}, {len(lost)} replies lost, {again} publishes "
-        f"repeated by the application, longest publish {longest:.2f} s, {time.monotonic() - began:.1f} s, seed {plan.seed}"
+        f"repeated by the application, longest publish {longest:.2f} s, {time.monotonic() - began:.1f} s, "
+        f"seed {plan.seed}"
     )
     return report
 
