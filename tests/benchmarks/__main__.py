@@ -14,7 +14,7 @@ from collections.abc import Callable
 import redis
 
 from tests import servers
-from tests.benchmarks import consume, heartbeat, latency, publish, rebalance
+from tests.benchmarks import consume, heartbeat, latency, publish, rebalance, reshard
 from tests.benchmarks.measuring import Bench
 
 BENCHMARKS: dict[str, Callable[[Bench], None]] = {
@@ -23,6 +23,7 @@ BENCHMARKS: dict[str, Callable[[Bench], None]] = {
     "publish": publish.run,
     "consume": consume.run,
     "latency": latency.run,
+    "reshard": reshard.run,
 }
 _DEFAULT_ROUNDS = 5
 

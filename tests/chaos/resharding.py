@@ -235,10 +235,10 @@ def run(
     stored = _stored(client, stream)
     report.findings += judge([one for w in writers for one in w.done], stored, readers.handled)
     again, longest = sum(w.again for w in writers), max(w.longest for w in writers)
+    seconds = time.monotonic() - began
     report.summary = (
         f"{total:,} events, {kills} drivers killed, {dict(ended)}, {len(lost)} replies lost, {again} publishes "
-        f"repeated by the application, longest publish {longest:.2f} s, {time.monotonic() - began:.1f} s, "
-        f"seed {plan.seed}"
+        f"repeated by the application, longest publish {longest:.2f} s, {seconds:.1f} s, seed {plan.seed}"
     )
     return report
 
