@@ -457,7 +457,10 @@ class Engine:
             left = self.session.lease_until - self._clock()
             # The sleep may be on a clock that stops in suspend: look often enough.
             await asyncio.sleep(min(max(left, 0.01), self.session.timings.lease_seconds / 10))
-            self._apply(self.session.tick(self._clock()))
+            if lost := self.session.tick(self._clock()):
+                self._apply(lost)
+                # Perhaps Redis is there, and only this process was not: it need not wait for the interval.
+                self._beat.set()
 
     async def _retain(self) -> None:
         """Trim the shards that this member owns, if the stream wants it. The owner does it: no election is needed."""

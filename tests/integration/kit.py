@@ -380,6 +380,13 @@ class Child:
         os.kill(self.process.pid, number)
         return time.monotonic()
 
+    def suspend(self) -> float:
+        """SIGSTOP; return when nothing of it runs any more."""
+        self.signal(signal.SIGSTOP)
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", what=f"{self.member} stopped")
+        return time.monotonic()
+
     def kill(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
