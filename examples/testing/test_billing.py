@@ -152,15 +152,15 @@ def test_outage_of_redis_is_survived(env: Environment, store: Store) -> None:
     assert set(store.invoices) == set(before + after)
 
 
-def test_restart_under_the_same_name_moves_nothing(env: Environment, store: Store) -> None:
-    a, b = start(env, store, "a"), start(env, store, "b")
-    env.settle()
-    before = dict(env.owners(STREAM, group=GROUP))
-    a.stop(hold=True)
-    env.advance(5)
+def test_more_shards_in_the_midst_of_it_keep_the_order(env: Environment, store: Store) -> None:
     start(env, store, "a")
-    orders = place(env, 20)
+    start(env, store, "b")
+    first = place(env, 20)
+    env.advance(0.001)
+    env.admin.scale(STREAM, shards=8, reason="more customers", wait=False)
+    second = place(env, 20)
     env.settle()
-    assert env.owners(STREAM, group=GROUP) == before
-    assert b.assignment == {shard for shard, member in before.items() if member == "b"}
-    assert set(store.invoices) == set(orders)
+    assert set(env.owners(STREAM, group=GROUP)) == set(range(8))
+    for number in range(5):
+        assert store.of(f"customer-{number}") == first[number::5] + second[number::5]
+    assert store.duplicates == 0

@@ -36,7 +36,7 @@ def case(function: Callable[[Bench], None]) -> Callable[[Bench], None]:
 
 def cases() -> list[Case]:
     """Return all cases, in the order in which they are written."""
-    from . import administration, consuming, damage, membership, publishing, reading, wire
+    from . import administration, consuming, damage, membership, publishing, reading, resharding, wire
 
-    assert all((administration, consuming, damage, membership, publishing, reading, wire))
+    assert all((administration, consuming, damage, membership, publishing, reading, resharding, wire))
     return list(_cases.values())
