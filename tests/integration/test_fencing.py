@@ -202,13 +202,13 @@ def test_fence_of_a_later_lifecycle_is_not_forced(bench: Bench, crew: Crew, capl
     ids = bench.fill(0)
     a = crew.start("a")
     a.finishes(*bench.fill(1))
-    eventually(lambda: "later lifecycle" in caplog.text, what="a record that says so")
+    eventually(lambda: "ahead of the stored record" in caplog.text, what="a record that says so")
     bench.heartbeats_pass("a")
     assert bench.fence(0) == later
     assert not set(ids) & set(a.recorder.ids())
     assert a.consumer.assignment == {1}
     assert not a.consumer.health.ok
-    assert "later lifecycle" in a.consumer.health.waits_for
+    assert "ahead of the stored record" in a.consumer.health.waits_for
 
 
 def test_record_of_an_earlier_lifecycle_is_not_used(bench: Bench) -> None:
