@@ -33,7 +33,7 @@ from tests.servers import Server
 TIMINGS = Timings(heartbeat_seconds=0.5, lease_seconds=3, rebalance_seconds=15)
 GROUP = "soak"
 _POLL_SECONDS = 0.1
-_DRAIN_SECONDS = 90.0  # for everything to be published and handled, after the last fault
+_DRAIN_SECONDS = 180.0  # for everything to be published and handled, after the last fault
 _QUIET_SECONDS = 20.0  # for what was in use to be given back
 _WARM_UP_SECONDS = 60.0
 
