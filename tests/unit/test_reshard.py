@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable
 
 import pytest
@@ -114,6 +115,40 @@ def test_a_driver_may_die_after_any_command_on_the_way_back(state: str, source: 
         some.rollback()
 
     assert crash_points(source, target, prepare) > 5
+
+
+@pytest.mark.parametrize(("source", "target"), [(2, 5), (5, 2)])
+@pytest.mark.parametrize("closed", range(1, 7))
+def test_rollback_in_the_midst_of_the_cut_over(source: int, target: int, closed: int) -> None:
+    """Some shards are closed with cuts that would hold entries; nobody will ever pass them."""
+    with world(closed, "audit", shards=source) as some:
+        work(some, 40)
+        some.scale(target)
+        driver = Driver(some)
+        until(some, driver, "CUTOVER")
+        for _ in range(closed + 1):
+            driver.step()
+        some.rollback()
+        work(some, 40)
+        some.finish()
+        some.check_layout(source)
+        assert some.state() == "ABANDONED"
+        work(some, 40)
+        some.finish()
+        some.check()
+
+
+@pytest.mark.parametrize("target", [2, 6])
+def test_a_fence_that_is_lost_later_brings_no_barrier_back(target: int) -> None:
+    with world(6) as some:
+        work(some, 60)
+        some.scale(target)
+        some.finish()
+        work(some, 60)
+        for shard in range(6):
+            some.group.client.delete(some.group.keys.fence(shard))
+        some.finish()
+        some.check()
 
 
 @pytest.mark.parametrize("state", ["PREPARING", "CUTOVER", "DRAINING"])
@@ -380,3 +415,54 @@ def test_share_of_keys_that_move(protocol: str, source: int, target: int) -> Non
         # The least that an even distribution can do, and only to added or from removed shards.
         assert expected == pytest.approx(abs(source - target) / max(source, target))
         assert all(after >= source if target > source else before >= target for before, after in moved)
+
+
+# --- what the record refuses ------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_decided_without_every_cut_and_every_group() -> None:
+    with world(1, "audit", shards=2) as some:
+        some.scale(3)
+        driver = Driver(some)
+        until(some, driver, "CUTOVER")
+        saga = some.view().saga
+        assert saga is not None
+        some.group.run(commands.note_cuts(KEYS, saga, {0: "1-1", 1: "1-1"}))
+        with pytest.raises(ConflictError, match="no cut of shard 2"):
+            some.group.run(commands.decide(KEYS, saga))
+        some.group.run(commands.note_cuts(KEYS, saga, {2: "0-0"}))
+        # As if the group had been created anew: it has not prepared.
+        line = some.group.client.hget(KEYS.record, "group:audit").decode()
+        some.group.client.hset(KEYS.record, "group:audit", re.sub(r"prepared=\d+", "prepared=0", line))
+        with pytest.raises(ConflictError, match="group audit is not prepared"):
+            some.group.run(commands.decide(KEYS, saga))
+        some.group.client.hset(KEYS.record, "group:audit", line)
+        some.group.run(commands.decide(KEYS, saga))
+        with pytest.raises(ConflictError, match="moved on"):
+            some.group.run(commands.decide(KEYS, saga))
+
+
+def test_the_larger_of_two_cuts_counts() -> None:
+    with world(1, shards=2) as some:
+        some.scale(3)
+        until(some, Driver(some), "CUTOVER")
+        saga = some.view().saga
+        assert saga is not None
+        for cut, expected in (("5-1", "5-1"), ("10-0", "10-0"), ("9-9", "10-0")):
+            some.group.run(commands.note_cuts(KEYS, saga, {0: cut}))
+            assert some.view().cut(0, saga.epoch) == expected
+
+
+def test_older_words_about_readable_shards_are_ignored() -> None:
+    with world(1, shards=2) as some:
+        keys = GroupKeys("orders", "billing")
+
+        def say(epoch: int, step: int, shards: int) -> list[int]:
+            some.group.run(commands.readable(keys, epoch=epoch, step=step, shards=shards))
+            return sorted(some.group.run(commands.describe(keys)).shards)
+
+        assert say(5, 1, 4) == [0, 1, 2, 3]
+        assert say(5, 1, 2) == [0, 1, 2, 3]
+        assert say(4, 2, 2) == [0, 1, 2, 3]
+        assert say(5, 2, 3) == [0, 1, 2]
+        assert say(6, 1, 1) == [0]
