@@ -129,6 +129,49 @@ class Admin:
         """
         self._runner.drive(self._sagas.seek(stream, group, to, shards, reason, request_id))
 
+    def freeze(self, stream: str, *, group: str, reason: str, request_id: str | None = None) -> None:
+        """Freeze a group while an operator works on it: nobody is granted a shard, and no mutation but restore, repair
+        and `unfreeze` is accepted. Members keep what they have.
+
+        Parameters:
+            stream, group: its names.
+            reason: why; recorded.
+            request_id: the same id again returns the recorded outcome.
+
+        Raises:
+            NotFoundError: there is no such group.
+            MetadataError: its metadata cannot be used.
+        """
+        self._runner.drive(self._sagas.freeze(stream, group, True, reason, request_id))
+
+    def unfreeze(self, stream: str, *, group: str, reason: str, request_id: str | None = None) -> None:
+        """End what `freeze` began; what was held back is granted with the next heartbeat. Parameters as there."""
+        self._runner.drive(self._sagas.freeze(stream, group, False, reason, request_id))
+
+    def limit(
+        self,
+        stream: str,
+        *,
+        mutations: int | None,
+        reason: str,
+        group: str | None = None,
+        principal: str = "*",
+        per_seconds: int = 60,
+        request_id: str | None = None,
+    ) -> None:
+        """Change how many mutations a Redis user may ask for. Without a limit set it is 60 in 60 seconds.
+
+        Parameters:
+            stream: name of the logical stream.
+            mutations: how many; ``None``: no limit of its own any more.
+            reason: why; recorded.
+            group: on this group; ``None``: on the stream's record, for what concerns all of its groups.
+            principal: the Redis user; ``*``: everybody who has no limit of its own.
+            per_seconds: in which time.
+            request_id: the same id again returns the recorded outcome.
+        """
+        self._runner.drive(self._sagas.limit(stream, group, principal, mutations, per_seconds, reason, request_id))
+
     def plan_scale(self, stream: str, *, shards: int, ordered: bool = True, quiesce: bool = False) -> ScalePlan:
         """Say what another number of shards would bring, and change nothing: which come and go, what share of the keys
         moves, what each group has to consume before it is over, and whether it would be refused.
@@ -289,6 +332,29 @@ class AsyncAdmin:
     ) -> None:
         """Move a group to another place; see `Admin.seek`."""
         await self._runner.drive(self._sagas.seek(stream, group, to, shards, reason, request_id))
+
+    async def freeze(self, stream: str, *, group: str, reason: str, request_id: str | None = None) -> None:
+        """Freeze a group while an operator works on it; see `Admin.freeze`."""
+        await self._runner.drive(self._sagas.freeze(stream, group, True, reason, request_id))
+
+    async def unfreeze(self, stream: str, *, group: str, reason: str, request_id: str | None = None) -> None:
+        """End what `freeze` began; see `Admin.unfreeze`."""
+        await self._runner.drive(self._sagas.freeze(stream, group, False, reason, request_id))
+
+    async def limit(
+        self,
+        stream: str,
+        *,
+        mutations: int | None,
+        reason: str,
+        group: str | None = None,
+        principal: str = "*",
+        per_seconds: int = 60,
+        request_id: str | None = None,
+    ) -> None:
+        """Change how many mutations a Redis user may ask for; see `Admin.limit`."""
+        saga = self._sagas.limit(stream, group, principal, mutations, per_seconds, reason, request_id)
+        await self._runner.drive(saga)
 
     async def plan_scale(self, stream: str, *, shards: int, ordered: bool = True, quiesce: bool = False) -> ScalePlan:
         """Say what another number of shards would bring; see `Admin.plan_scale`."""

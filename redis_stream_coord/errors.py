@@ -320,10 +320,21 @@ REFUSALS: Mapping[str, Refusal] = MappingProxyType(
             "the metadata is damaged: {detail}",
             "Nothing was written. Restore the key from a backup, or delete and create the group anew.",
         ),
+        "DELETED_MEANWHILE": Refusal(
+            ConflictError,
+            "a deletion of the group is not finished, or was decided meanwhile: {detail}",
+            "Call delete again to finish it, then create again.",
+            retriable=True,
+        ),
         "EXISTS": Refusal(
             AlreadyExistsError,
             "the group exists already",
             "Pass exist_ok=True to accept it as it is.",
+        ),
+        "FAILED": Refusal(
+            AdminError,
+            "this request failed before: {detail}",
+            "The same request id gives the recorded outcome. Mend the cause, then ask under a new one.",
         ),
         "FENCED": Refusal(
             FencedError,
@@ -334,6 +345,11 @@ REFUSALS: Mapping[str, Refusal] = MappingProxyType(
             FencedError,
             "the session was fenced: {detail}",
             "The member gives up its shards and joins again with epoch 0.",
+        ),
+        "FROZEN": Refusal(
+            FrozenError,
+            "the group is frozen since {detail} (Redis server ms)",
+            "An operator is at work; the audit log says who and why. Admin.unfreeze ends it.",
         ),
         "GROUP_NOT_FOUND": Refusal(
             NotFoundError,
@@ -390,6 +406,22 @@ REFUSALS: Mapping[str, Refusal] = MappingProxyType(
             ConflictError,
             "the stream is being resharded already: {detail}",
             "Wait for its end, or take it back: Admin.rollback.",
+        ),
+        "RATE_LIMITED": Refusal(
+            RateLimitedError,
+            "too many mutations by this Redis user; the next one is accepted in {detail} ms",
+            "Wait, or let an operator raise the limit with Admin.limit.",
+            retriable=True,
+        ),
+        "REQUEST_ID_REUSED": Refusal(
+            ConflictError,
+            "this request id was used for another request: {detail}",
+            "Draw a new one for each request; only the very same request may be sent again under its id.",
+        ),
+        "REVISION_CONFLICT": Refusal(
+            ConflictError,
+            "the stream's record was changed since the plan was made: revision {detail}",
+            "Somebody else applied first. Make the plan anew and look at it.",
         ),
         "ROUTE_MISSING": Refusal(
             RoutingUnavailableError,
@@ -489,6 +521,9 @@ def refused(
     """
     refusal = REFUSALS.get(word, _UNKNOWN_REFUSAL)
     names = {"word": word, "detail": detail or "no detail", "stream": stream, "group": group}
+    more: dict[str, Any] = {}
+    if refusal.error is RateLimitedError:
+        more["retry_after_seconds"] = int(detail) / 1000 if detail.isdecimal() else 1.0
     error = refusal.error(
         refusal.message.format(**names),
         stream=stream,
@@ -497,6 +532,7 @@ def refused(
         shard=shard,
         hint=refusal.hint.format(**names),
         retriable=refusal.retriable,
+        **more,
     )
     error.word, error.detail = word, detail
     return error

@@ -79,6 +79,11 @@ class StreamKeys:
         """Stream with one entry per administrative mutation of the record itself, trimmed."""
         return f"{self.prefix}:{{{self.stream}}}:audit"
 
+    @property
+    def limits(self) -> str:
+        """Hash Redis user or ``*`` -> ``count/seconds``: changes of the record that it may ask for. Lost: defaults."""
+        return f"{self.prefix}:{{{self.stream}}}:limits"
+
     def shard(self, index: int) -> ShardKeys:
         tag = f"{self.prefix}:{{{self.stream}:{index}}}"
         return ShardKeys(stream=f"{self.stream}:{index}", route=f"{tag}:route", published=f"{tag}:published")
@@ -120,6 +125,16 @@ class GroupKeys:
     def audit(self) -> str:
         """Stream with one entry per administrative mutation, trimmed."""
         return self._of_group("audit")
+
+    @property
+    def limits(self) -> str:
+        """Hash Redis user or ``*`` -> ``count/seconds``: mutations that it may ask for. Lost: defaults."""
+        return self._of_group("limits")
+
+    @property
+    def deleted(self) -> str:
+        """The latest lifecycle that was deleted, and whether that is finished. Stays: a witness against old backups."""
+        return self._of_group("deleted")
 
     def fence(self, shard: int) -> str:
         """Hash in the slot of the shard: who may read and acknowledge it, and how far the group got."""

@@ -4,19 +4,17 @@ finished by calling it again. No input or output here; a runner drives them.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
-from typing import Any, Literal
+from typing import Literal
 
 from . import commands, routing
 from .commands import Command, Pause, Saga
-from .errors import AlreadyExistsError, ConfigError, CoordError, MetadataError, NotFoundError
+from .errors import AlreadyExistsError, ConfigError, CoordError, NotFoundError, refused
+from .governance import Governance, Request
 from .keys import GroupKeys, StreamKeys
 from .models import GroupView, Layout, Timings
-from .settings import RedisSettings
 
 Start = Literal["oldest", "new"]
 Retention = Literal["all", "consumed"] | int
@@ -49,14 +47,8 @@ def _place(to: str | datetime) -> str:
     raise ConfigError(f"to={to!r} must be 'oldest', 'newest', an entry id or a datetime")
 
 
-class Sagas:
+class Sagas(Governance):
     """The mutations, for both faces of `redis_stream_coord.admin`."""
-
-    def __init__(self, redis: str | RedisSettings, *, requested_by: str) -> None:
-        if not requested_by.strip():
-            raise ConfigError("requested_by must say who asks: it goes into the audit log")
-        self.settings = RedisSettings.of(redis)
-        self.requested_by = requested_by
 
     def create(
         self,
@@ -71,7 +63,7 @@ class Sagas:
         reason: str,
         request_id: str | None,
     ) -> Saga[GroupView]:
-        keys = GroupKeys(stream, group, self.settings.key_prefix)
+        keys = self.group_keys(stream, group)
         if shards is not None and not 1 <= shards <= routing.MAX_SHARDS:
             raise ConfigError(f"shards={shards} must be between 1 and {routing.MAX_SHARDS}")
         if start not in ("oldest", "new"):
@@ -79,41 +71,69 @@ class Sagas:
         if protocol not in routing.PROTOCOLS:
             raise ConfigError(f"routing={protocol!r} must be one of {', '.join(routing.PROTOCOLS)}")
         kept = _retention(retention)
-        request = {"shards": shards, "start": start, "timings": str(timings), "routing": protocol, "retention": kept}
-        audit = self._audit(stream, group, "create", reason, request)
-        register = commands.register(keys, shards=shards, routing=protocol, retention=kept)
-        return self._create(keys, register, start, timings, exist_ok, audit, request_id or self._request_id())
+        request = self.request(
+            keys,
+            "create",
+            reason,
+            request_id,
+            shards=shards,
+            start=start,
+            timings=str(timings),
+            routing=protocol,
+            retention=kept,
+        )
 
-    def _create(
+        def work(recorded: str | None) -> Saga[GroupView]:
+            if recorded is not None:
+                # Perhaps deleted since, and even created anew; only what this very request made is finished.
+                view: GroupView = yield commands.describe(keys)
+                if view.incarnation != int(recorded):
+                    return view
+            deleted: str | None = yield commands.deletion(keys)
+            if deleted is not None and deleted.endswith("unfinished"):
+                raise refused("DELETED_MEANWHILE", deleted, stream=stream, group=group)
+            register = commands.register(keys, shards=shards, routing=protocol, retention=kept)
+            layout = yield from self._when_not_busy(register)
+            incarnation = yield from self._provision(keys, layout, start)
+            if recorded is None:
+                incarnation = yield from self._decide(keys, incarnation, layout, timings, deleted, exist_ok, request)
+            else:
+                incarnation = int(recorded)
+            yield from self._finish(keys, layout, incarnation, start)
+            view = yield commands.describe(keys)
+            return view
+
+        return self.carry_out(request, work)
+
+    def _decide(
         self,
         keys: GroupKeys,
-        register: Command[Layout],
-        start: Start,
+        incarnation: int,
+        layout: Layout,
         timings: Timings,
+        deleted: str | None,
         exist_ok: bool,
-        audit: dict[str, str],
-        request_id: str,
-    ) -> Saga[GroupView]:
-        began = self.settings.machine.clock()
-        yield from self._identify(audit)
-        layout = yield from self._when_not_busy(register)
-        incarnation = yield from self._provision(keys, layout, start)
-        audit["duration_ms"] = f"{(self.settings.machine.clock() - began) * 1000:.1f}"
+        request: Request,
+    ) -> Saga[int]:
+        """Write the record. Returns the incarnation of the group, which may have been there already."""
         try:
-            incarnation = yield commands.create(
+            made: int = yield commands.create(
                 keys,
                 incarnation=incarnation,
                 shards=layout.shards,
                 epoch=layout.epoch,
                 timings=timings,
-                request_id=request_id,
-                audit=audit,
+                deleted=deleted,
+                **request.said(),
             )
         except AlreadyExistsError as error:
             if not exist_ok:
                 raise
-            incarnation = int(error.detail)
-        # What follows repeats harmlessly, and finishes a creation that was interrupted.
+            return int(error.detail)
+        return made
+
+    def _finish(self, keys: GroupKeys, layout: Layout, incarnation: int, start: Start) -> Saga[None]:
+        """Do what follows the deciding write. It repeats harmlessly, and finishes a creation that was interrupted."""
         while True:
             command = commands.activate(keys, layout.layout, incarnation=incarnation)
             present = yield from self._when_not_busy(command)
@@ -124,8 +144,6 @@ class Sagas:
             yield from self._provision(keys, layout, start)
             yield commands.readable(keys, epoch=layout.epoch, step=2, shards=layout.shards)
         yield commands.enlist(keys, present=True)
-        view: GroupView = yield commands.describe(keys)
-        return view
 
     def _provision(self, keys: GroupKeys, layout: Layout, start: Start) -> Saga[int]:
         """Make all shards ready. Returns an incarnation above all that their fences have seen."""
@@ -149,57 +167,44 @@ class Sagas:
                 return layout
 
     def delete(self, stream: str, group: str, force: bool, reason: str, request_id: str | None) -> Saga[None]:
-        keys = GroupKeys(stream, group, self.settings.key_prefix)
-        audit = self._audit(stream, group, "delete", reason, {"force": force})
-        return self._delete(keys, force, audit, request_id or self._request_id())
+        keys = self.group_keys(stream, group)
+        request = self.request(keys, "delete", reason, request_id, force=force)
 
-    def _delete(self, keys: GroupKeys, force: bool, audit: dict[str, str], request_id: str) -> Saga[None]:
-        yield from self._identify(audit)
-        missing: NotFoundError | None = None
-        try:
-            yield commands.delete(keys, force=force, request_id=request_id, audit=audit)
-        except NotFoundError as error:
-            # Perhaps an earlier call got only so far; the rest is done if the stream still knows the group.
-            missing = error
-        if missing is None and (yield from self._exists(keys)):
-            # The same request again, and the group has been created anew since: that one is not to be taken apart.
+        def work(recorded: str | None) -> Saga[None]:
+            if recorded is None:
+                incarnation = yield commands.delete(keys, force=force, **request.said())
+            else:
+                incarnation = int(recorded)
+            yield from self.take_apart(keys, incarnation)
+
+        return self.carry_out(request, work)
+
+    def take_apart(self, keys: GroupKeys, incarnation: int) -> Saga[None]:
+        """Finish the deletion of a lifecycle, if that is the last one and it is not finished yet."""
+        state = yield commands.deletion(keys)
+        if state != f"{incarnation} unfinished":
             return
         try:
-            stream = yield commands.resharding(StreamKeys(keys.stream, keys.prefix))
+            stream = yield commands.resharding(self.stream_keys(keys.stream))
         except NotFoundError:
             stream = None
         if stream is not None:
             # Also where there were shards once: they may come back.
-            for shard in range(stream.top if missing is None else 0):
-                yield commands.retire(keys, shard)
-            known = yield commands.unregister(keys)
-            if missing is not None and known:
-                for shard in range(stream.top):
-                    yield commands.retire(keys, shard)
-                missing = None
+            for shard in range(stream.top):
+                yield commands.retire(keys, shard, incarnation=incarnation)
+            yield commands.unregister(keys)
         yield commands.enlist(keys, present=False)
-        if missing is not None:
-            raise missing
-
-    def _exists(self, keys: GroupKeys) -> Saga[bool]:
-        try:
-            yield commands.describe(keys)
-        except NotFoundError:
-            return False
-        except MetadataError:
-            pass
-        return True
+        yield commands.deleted(keys, incarnation)
 
     def retain(self, stream: str, retention: Retention, reason: str, request_id: str | None) -> Saga[None]:
         kept = _retention(retention)
-        audit = self._audit(stream, "", "retain", reason, {"retention": kept})
-        return self._retain(
-            StreamKeys(stream, self.settings.key_prefix), kept, audit, request_id or self.settings.machine.word()
-        )
+        keys = self.stream_keys(stream)
+        request = self.request(keys, "retain", reason, request_id, retention=kept)
 
-    def _retain(self, keys: StreamKeys, kept: str, audit: dict[str, str], request_id: str) -> Saga[None]:
-        yield from self._identify(audit)
-        yield commands.retain(keys, kept, request_id=request_id, audit=audit)
+        def work(_recorded: str | None) -> Saga[None]:
+            yield commands.retain(keys, kept, **request.said())
+
+        return self.carry_out(request, work)
 
     def seek(
         self,
@@ -210,46 +215,52 @@ class Sagas:
         reason: str,
         request_id: str | None,
     ) -> Saga[None]:
-        keys = GroupKeys(stream, group, self.settings.key_prefix)
+        keys = self.group_keys(stream, group)
         place = _place(to)
         chosen = None if shards is None else sorted(set(shards))
-        audit = self._audit(stream, group, "seek", reason, {"to": place, "shards": chosen})
-        return self._seek(keys, place, chosen, audit, request_id or self._request_id())
+        request = self.request(keys, "seek", reason, request_id, to=place, shards=chosen)
 
-    def _seek(
-        self, keys: GroupKeys, place: str, chosen: list[int] | None, audit: dict[str, str], request_id: str
+        def work(_recorded: str | None) -> Saga[None]:
+            view: GroupView = yield commands.describe(keys)
+            wanted = list(view.shards) if chosen is None else chosen
+            if unknown := set(wanted) - set(view.shards):
+                raise NotFoundError(f"there are no shards {sorted(unknown)}", stream=stream, group=group)
+            detail = f"{place} on {','.join(map(str, wanted))}"
+            yield commands.record(keys, "seek", detail, **request.said())
+            for shard in wanted:
+                yield commands.seek(keys, shard, place)
+            yield commands.announce(keys, "sought")
+
+        return self.carry_out(request, work)
+
+    def freeze(self, stream: str, group: str, on: bool, reason: str, request_id: str | None) -> Saga[None]:
+        keys = self.group_keys(stream, group)
+        request = self.request(keys, "freeze" if on else "unfreeze", reason, request_id)
+
+        def work(_recorded: str | None) -> Saga[None]:
+            yield commands.freeze(keys, on=on, **request.said())
+
+        return self.carry_out(request, work)
+
+    def limit(
+        self,
+        stream: str,
+        group: str | None,
+        principal: str,
+        mutations: int | None,
+        per_seconds: int,
+        reason: str,
+        request_id: str | None,
     ) -> Saga[None]:
-        yield from self._identify(audit)
-        view: GroupView = yield commands.describe(keys)
-        shards = list(view.shards) if chosen is None else chosen
-        if unknown := set(shards) - set(view.shards):
-            raise NotFoundError(f"there are no shards {sorted(unknown)}", stream=keys.stream, group=keys.group)
-        detail = f"{place} on {','.join(map(str, shards))}"
-        yield commands.record(keys, "seek", detail, request_id=request_id, audit=audit)
-        for shard in shards:
-            yield commands.seek(keys, shard, place)
-        yield commands.announce(keys, "sought")
+        keys: GroupKeys | StreamKeys = self.stream_keys(stream) if group is None else self.group_keys(stream, group)
+        if mutations is not None and (mutations < 0 or per_seconds < 1):
+            raise ConfigError(f"mutations={mutations} per_seconds={per_seconds} must not be negative, or less than 1")
+        if not re.fullmatch(r"\S+", principal):
+            raise ConfigError(f"principal={principal!r} must name a Redis user, or be '*'")
+        value = "-" if mutations is None else f"{mutations}/{per_seconds}"
+        request = self.request(keys, "limit", reason, request_id, principal=principal, limit=value)
 
-    def _audit(self, stream: str, group: str, action: str, reason: str, request: Mapping[str, Any]) -> dict[str, str]:
-        if not reason.strip():
-            raise ConfigError("reason must say why: it goes into the audit log", stream=stream, group=group or None)
-        whole = json.dumps({"action": action, "stream": stream, "group": group, **request}, sort_keys=True)
-        return {
-            "requested_by": self.requested_by,
-            "reason": reason,
-            "stream": stream,
-            "group": group,
-            "fingerprint": hashlib.sha256(whole.encode()).hexdigest(),
-        }
+        def work(_recorded: str | None) -> Saga[None]:
+            yield commands.limit(keys, principal, value, **request.said())
 
-    def _request_id(self) -> str:
-        return self.settings.machine.word()
-
-    def _identify(self, audit: dict[str, str]) -> Saga[None]:
-        """Add who Redis says we are. A user who may not ask goes down as unknown, and is not stopped for it."""
-        try:
-            info = yield commands.client_info()
-        except CoordError:
-            info = {}
-        audit["principal"] = info.get("user", "unknown")
-        audit["client_address"] = info.get("addr", "unknown")
+        return self.carry_out(request, work)

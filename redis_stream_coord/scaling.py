@@ -7,7 +7,7 @@ from math import lcm
 
 from . import commands, reshard, routing
 from .commands import Barrier, Evidence, Saga, StreamView
-from .errors import ConfigError, NotFoundError, WaitTimeoutError
+from .errors import ConfigError, NotFoundError, WaitTimeoutError, refused
 from .keys import GroupKeys, StreamKeys
 from .models import GroupDrain, GroupView, Resharding, ScalePlan
 from .sagas import Sagas
@@ -41,37 +41,44 @@ class Scaling(Sagas):
         request_id: str | None,
     ) -> Saga[Resharding]:
         """Begin a resharding; see `Admin.scale`."""
-        keys = StreamKeys(stream, self.settings.key_prefix)
+        keys = self.stream_keys(stream)
         _check(stream, shards)
-        request = {"shards": shards, "ordered": ordered, "quiesce": quiesce}
-        audit = self._audit(stream, "", "scale", reason, request)
-        return self._scale(keys, shards, ordered, quiesce, audit, request_id or self._request_id())
+        request = self.request(keys, "scale", reason, request_id, shards=shards, ordered=ordered, quiesce=quiesce)
 
-    def _scale(
-        self, keys: StreamKeys, shards: int, ordered: bool, quiesce: bool, audit: dict[str, str], request_id: str
-    ) -> Saga[Resharding]:
-        yield from self._identify(audit)
-        saga_id = yield commands.scale(
-            keys,
-            self._request_id(),
-            shards=shards,
-            ordered=ordered,
-            quiesce=quiesce,
-            request_id=request_id,
-            audit=audit,
-        )
-        return (yield from self._announced(keys, saga_id))
+        def work(recorded: str | None) -> Saga[Resharding]:
+            if recorded is None:
+                yield from self._check_thawed(keys)
+                recorded = yield commands.scale(
+                    keys,
+                    self.settings.machine.word(),
+                    shards=shards,
+                    ordered=ordered,
+                    quiesce=quiesce,
+                    **request.said(),
+                )
+            return (yield from self._announced(keys, recorded))
+
+        return self.carry_out(request, work)
+
+    def _check_thawed(self, keys: StreamKeys) -> Saga[None]:
+        """Refuse what concerns all groups of a stream while one of them is frozen."""
+        view: StreamView = yield commands.resharding(keys)
+        for group in sorted(view.groups):
+            record: GroupView = yield commands.describe(GroupKeys(keys.stream, group, keys.prefix))
+            if record.frozen_ms is not None:
+                raise refused("FROZEN", str(record.frozen_ms), stream=keys.stream, group=group)
 
     def rollback(self, stream: str, saga_id: str, reason: str, request_id: str | None) -> Saga[Resharding]:
         """Take a resharding back; see `Admin.rollback`."""
-        keys = StreamKeys(stream, self.settings.key_prefix)
-        audit = self._audit(stream, "", "rollback", reason, {"resharding": saga_id})
-        return self._rollback(keys, saga_id, audit, request_id or self._request_id())
+        keys = self.stream_keys(stream)
+        request = self.request(keys, "rollback", reason, request_id, resharding=saga_id)
 
-    def _rollback(self, keys: StreamKeys, saga_id: str, audit: dict[str, str], request_id: str) -> Saga[Resharding]:
-        yield from self._identify(audit)
-        yield commands.rollback(keys, saga_id, request_id=request_id, audit=audit)
-        return (yield from self._announced(keys, saga_id))
+        def work(recorded: str | None) -> Saga[Resharding]:
+            if recorded is None:
+                yield commands.rollback(keys, saga_id, **request.said())
+            return (yield from self._announced(keys, saga_id))
+
+        return self.carry_out(request, work)
 
     def _announced(self, keys: StreamKeys, saga_id: str) -> Saga[Resharding]:
         """Tell the groups, so that the member which has the duty goes to work at once. Returns how far it is."""

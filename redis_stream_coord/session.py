@@ -180,7 +180,7 @@ class Session:
         self.trouble: CoordError | None = None  # why the last heartbeat brought nothing, if it did not
         self.urgent = True  # something has to be said, or heard, now and not at the next interval
         self.round: str | None = None  # the correction round that this member takes part in
-        self._not_held: list[Held] = []  # what the record gives it in that round, and it does not have
+        self._given: dict[int, int] = {}  # what the record gives it in that round: shard -> token
         self._draw_nonce = draw_nonce
         self._replaces: str | None = None
         self._asked = False  # a join with this nonce has been sent
@@ -245,7 +245,7 @@ class Session:
             owned=[s.held for s in shards if s.state in _HOLDING],
             revoked=[s.held for s in shards if s.state is ShardState.REVOKED],
             round=self.round,
-            not_held=self._not_held,
+            not_held=[Held(*pair) for pair in sorted(self._given.items()) if not self._has(*pair)],
             refused=[(s.held.shard, s.held.token, s.fence_token) for s in shards if s.state is ShardState.UNCLAIMABLE],
         )
 
@@ -275,7 +275,7 @@ class Session:
             return self._end(Input.LEFT, "left the group")
         self.lease_until = sent_at + reply.timings.lease_seconds * (1 - _SAFETY_MARGIN)
         self._move(Input.ACCEPTED)
-        self.round, self._not_held = reply.round, []
+        self.round, self._given = reply.round, {}
         actions = self._reconcile(request, reply) if reply.round is None else self._correct(reply)
         if self.state is State.LEAVING and self._hold and not self._shards_to_drain():
             return [*actions, *self._end(Input.LEFT, "stopped; shards are held for a restart")]
@@ -442,29 +442,31 @@ class Session:
         assert reply.holdings is not None
         assert reply.round is not None
         assigned, revoking = reply.holdings.assigned, reply.holdings.revoking
-        kept: set[int] = set()
         drains: list[Held] = []
         for index, shard in list(self._shards.items()):
             token = shard.held.token
-            if assigned.get(index) == token and shard.state is not ShardState.REVOKED:
-                kept.add(index)  # one that is being drained goes on being drained: only OK lets it be read again
-            elif revoking.get(index) == token and shard.state is not ShardState.UNCLAIMABLE:
-                kept.add(index)
+            kept = assigned.get(index) == token and shard.state is not ShardState.REVOKED
+            reported = revoking.get(index) == token and shard.state is ShardState.REVOKED
+            # One that is being drained goes on being drained: only OK lets it be read again.
+            if shard.state in _HOLDING and not kept:
                 drains.append(shard.held)
-            elif shard.state in _HOLDING:
-                drains.append(shard.held)
-            else:
+            elif not kept and not reported:
                 # Reported under this token, and never read under it again.
                 del self._shards[index]
-        given = {**assigned, **revoking}
-        self._not_held = [Held(index, token) for index, token in sorted(given.items()) if index not in kept]
-        self.urgent = self.urgent or reply.status == "SYNC_METADATA" or bool(self._not_held)
+        self._given = {**assigned, **revoking}
+        missing = any(not self._has(index, token) for index, token in self._given.items())
+        self.urgent = self.urgent or reply.status == "SYNC_METADATA" or missing
         self.trouble = MetadataRegressionError(
             f"the metadata went backwards, and correction round {reply.round} is open: stored version {reply.version}",
             member=self.member,
             hint="Nothing is granted until all members are in step; then it goes on by itself. Find out why.",
         )
         return self._drain(drains)
+
+    def _has(self, index: int, token: int) -> bool:
+        """Whether a shard is in hand under this token."""
+        shard = self._shards.get(index)
+        return shard is not None and shard.held.token == token and shard.state in _HOLDING
 
     def _keep(self, shard: _Shard) -> list[Action]:
         """Take the answer that a shard is assigned under the token it is known by."""
@@ -498,7 +500,7 @@ class Session:
         self.nonce, self.epoch, self._asked = self._draw_nonce(), 0, False
         self.version = self.assignment_epoch = 0
         self.incarnation, self._replaces, self.urgent = incarnation, None, True
-        self.round, self._not_held = None, []
+        self.round, self._given = None, {}
 
     def _fenced(self, error: CoordError, now: float) -> list[Action]:
         if self.state is State.LEAVING:

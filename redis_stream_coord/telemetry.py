@@ -49,6 +49,7 @@ stuck_handlers = _counter("handler_stuck", "Times a shard was given up because i
 trimmed = _counter("trimmed", "Entries removed by retention.")
 acknowledged = _counter("acknowledged", "Entries acknowledged.")
 routing_requests = _counter("producer_routing_request", "Reads of the layout by producers, by status.")
+rate_limited = _counter("rate_limited", "Mutations refused because their Redis user asked for too many.")
 publishes = _counter("publish", "Entries published, by outcome.")
 
 Reading = tuple[str, float, Attributes]

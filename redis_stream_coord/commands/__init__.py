@@ -8,7 +8,21 @@ from .base import PROTOCOL, Command, Pause, Saga, Together, text
 from .membership import Heard, HeartbeatReply, HeartbeatRequest, Holdings, heard, heartbeat
 from .plain import append_to, client_id, client_info, unblock, wait
 from .reads import audit_log, entries, event_log, inspect, pending_of, ping, published, route
-from .records import announce, create, delete, describe, enlist, groups, record
+from .records import (
+    announce,
+    begin,
+    create,
+    delete,
+    deleted,
+    deletion,
+    describe,
+    enlist,
+    failed,
+    freeze,
+    groups,
+    limit,
+    record,
+)
 from .resharding import (
     CUTS_AT_ONCE,
     Barrier,
@@ -34,7 +48,19 @@ from .resharding import (
     settle,
 )
 from .shards import Entry, Fence, Page, ack, claim, lag, note_deliveries, read, seek, trim
-from .streams import Published, activate, append, layout, provision, publish, register, retain, retire, unregister
+from .streams import (
+    Published,
+    activate,
+    append,
+    layout,
+    provision,
+    publish,
+    register,
+    retain,
+    retire,
+    revise,
+    unregister,
+)
 
 __all__ = [
     "Barrier",
@@ -65,6 +91,7 @@ __all__ = [
     "append",
     "append_to",
     "audit_log",
+    "begin",
     "claim",
     "client_id",
     "client_info",
@@ -72,17 +99,22 @@ __all__ = [
     "create",
     "decide",
     "delete",
+    "deleted",
+    "deletion",
     "describe",
     "enlist",
     "entries",
     "event_log",
     "evidence",
+    "failed",
+    "freeze",
     "groups",
     "heard",
     "heartbeat",
     "inspect",
     "lag",
     "layout",
+    "limit",
     "mark",
     "note_cuts",
     "note_deliveries",
@@ -101,6 +133,7 @@ __all__ = [
     "resharding",
     "retain",
     "retire",
+    "revise",
     "rollback",
     "route",
     "scale",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .. import keys as redis_keys
-from ..errors import CorruptMetadataError
-from ..keys import GroupKeys
+from ..errors import CoordError, CorruptMetadataError
+from ..keys import GroupKeys, StreamKeys
 from ..models import GroupView, MemberView, RoundView, ShardView, Timings
 from .base import PROTOCOL, Command, call, flat, parse_held, parse_set, text, timings_of
 
@@ -19,13 +19,21 @@ def create(
     shards: int,
     epoch: int,
     timings: Timings,
+    deleted: str | None,
     request_id: str,
     audit: Mapping[str, str],
 ) -> Command[int]:
-    """Write the record of a new group. Result: its incarnation. Raises (when run): `AlreadyExistsError`."""
+    """Write the record of a new group. Result: its incarnation.
+
+    Parameters:
+        incarnation: above those of all fences that were found.
+        deleted: the last deletion, as `deletion` gave it before the shards were provisioned.
+
+    Raises (when run): `AlreadyExistsError`; `ConflictError`: it was deleted meanwhile.
+    """
     return call(
         "create",
-        _group_keys(keys),
+        {**_group_keys(keys), "limits": keys.limits, "deleted": keys.deleted},
         {
             "stream": keys.stream,
             "group": keys.group,
@@ -36,6 +44,7 @@ def create(
             "heartbeat_ms": round(timings.heartbeat_seconds * 1000),
             "lease_ms": round(timings.lease_seconds * 1000),
             "rebalance_ms": round(timings.rebalance_seconds * 1000),
+            "deleted": deleted or "-",
             "request_id": request_id,
             "audit": flat(audit),
         },
@@ -45,20 +54,26 @@ def create(
     )
 
 
-def delete(keys: GroupKeys, *, force: bool, request_id: str, audit: Mapping[str, str]) -> Command[None]:
-    """Delete the record of a group.
+def delete(
+    keys: GroupKeys, *, force: bool, frozen_ok: bool = False, request_id: str, audit: Mapping[str, str]
+) -> Command[int]:
+    """Delete the record of a group. Result: the incarnation of what was deleted, now or by this request before.
 
-    Raises (when run): `ConflictError`: it has live members; `NotFoundError`.
+    Parameters:
+        force: even with live members, or damaged.
+        frozen_ok: with `force`: even if it is frozen.
+
+    Raises (when run): `ConflictError`: it has live members; `NotFoundError`; `FrozenError`.
     """
     return call(
         "delete",
-        _group_keys(keys),
+        {**_group_keys(keys), "limits": keys.limits, "deleted": keys.deleted},
         {
-            "force": int(force),
+            "force": (2 if frozen_ok else 1) if force else 0,
             "request_id": request_id,
             "audit": flat(audit),
         },
-        lambda answer: None,
+        lambda answer: int(answer[1]),
         stream=keys.stream,
         group=keys.group,
     )
@@ -68,12 +83,94 @@ def record(keys: GroupKeys, action: str, detail: str, *, request_id: str, audit:
     """Record an action on the group that other slots carry out. Result: whether it had been recorded before."""
     return call(
         "record",
-        {"metadata": keys.metadata, "audit": keys.audit},
+        {"metadata": keys.metadata, "audit": keys.audit, "limits": keys.limits},
         {"action": action, "detail": detail, "request_id": request_id, "audit": flat(audit)},
         lambda answer: bool(answer[1]),
         stream=keys.stream,
         group=keys.group,
     )
+
+
+def begin(
+    keys: GroupKeys | StreamKeys, action: str, *, request_id: str, audit: Mapping[str, str]
+) -> Command[str | None]:
+    """Ask whether a request has been decided already. Result: the recorded detail if it was accepted, else ``None``.
+
+    Raises (when run): what it was refused with; `RateLimitedError`; `ConflictError`: its id was used for another one.
+    """
+    return call(
+        "begin",
+        {"audit": keys.audit, "limits": keys.limits},
+        {"action": action, "request_id": request_id, "audit": flat(audit)},
+        lambda answer: text(answer[2]) if answer[1] else None,
+        **whom(keys),
+    )
+
+
+def failed(
+    keys: GroupKeys | StreamKeys,
+    action: str,
+    error: CoordError,
+    *,
+    final: bool,
+    request_id: str,
+    audit: Mapping[str, str],
+) -> Command[bool]:
+    """Record that a request ended with an error that no script of it has recorded. Result: whether that was so."""
+    return call(
+        "failed",
+        {"audit": keys.audit},
+        {
+            "action": action,
+            "word": error.word or "-",
+            "detail": error.detail if error.word else f"{type(error).__name__}: {error.message}",
+            "final": int(final),
+            "request_id": request_id,
+            "audit": flat(audit),
+        },
+        lambda answer: bool(answer[1]),
+        **whom(keys),
+    )
+
+
+def freeze(keys: GroupKeys, *, on: bool, request_id: str, audit: Mapping[str, str]) -> Command[int]:
+    """Freeze a group, or end that. Result: since when it is frozen, Redis server ms; 0: it is not."""
+    return call(
+        "freeze",
+        {"metadata": keys.metadata, "events": keys.events, "audit": keys.audit, "limits": keys.limits},
+        {"action": "freeze" if on else "unfreeze", "request_id": request_id, "audit": flat(audit)},
+        lambda answer: int(answer[1]),
+        **whom(keys),
+    )
+
+
+def limit(
+    keys: GroupKeys | StreamKeys, principal: str, value: str, *, request_id: str, audit: Mapping[str, str]
+) -> Command[None]:
+    """Change the rate limit of a principal to ``count/seconds``, or to none of its own: ``-``."""
+    return call(
+        "limit",
+        {"audit": keys.audit, "limits": keys.limits},
+        {"principal": principal, "limit": value, "request_id": request_id, "audit": flat(audit)},
+        lambda answer: None,
+        **whom(keys),
+    )
+
+
+def deletion(keys: GroupKeys) -> Command[str | None]:
+    """Ask for the last deletion of the group. Result: ``<incarnation> done`` or ``<incarnation> unfinished``."""
+    parse: Callable[[Any], str | None] = lambda answer: None if answer is None else text(answer)  # noqa: E731
+    return Command("GET", None, [keys.deleted], [keys.deleted], parse)
+
+
+def deleted(keys: GroupKeys, incarnation: int) -> Command[None]:
+    """Say that the deletion of this lifecycle is finished on all shards."""
+    return call("deleted", {"deleted": keys.deleted}, {"incarnation": incarnation}, lambda answer: None, **whom(keys))
+
+
+def whom(keys: GroupKeys | StreamKeys) -> dict[str, Any]:
+    """Return whom a call concerns, for its errors."""
+    return {"stream": keys.stream, "group": keys.group if isinstance(keys, GroupKeys) else None}
 
 
 def announce(keys: GroupKeys, kind: str, *, wake: str = "*") -> Command[str]:

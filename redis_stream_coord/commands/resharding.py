@@ -229,7 +229,7 @@ def scale(
     """
     return call(
         "scale",
-        {"record": keys.record, "audit": keys.audit},
+        {"record": keys.record, "audit": keys.audit, "limits": keys.limits},
         {
             "protocol": PROTOCOL,
             "saga": saga_id,
@@ -248,7 +248,7 @@ def rollback(keys: StreamKeys, saga_id: str, *, request_id: str, audit: Mapping[
     """Take a resharding back. Raises (when run): `ConflictError`: it is not under way."""
     return call(
         "rollback",
-        {"record": keys.record, "audit": keys.audit},
+        {"record": keys.record, "audit": keys.audit, "limits": keys.limits},
         {"protocol": PROTOCOL, "saga": saga_id, "request_id": request_id, "audit": flat(audit)},
         lambda answer: text(answer[1]),
         stream=keys.stream,

@@ -166,12 +166,12 @@ def provision(keys: GroupKeys, shard: int, *, start: str, layout: Layout, reshar
     )
 
 
-def retire(keys: GroupKeys, shard: int) -> Command[int]:
-    """Remove the group from one shard and leave a tombstone. Result: incarnation of the tombstone."""
+def retire(keys: GroupKeys, shard: int, *, incarnation: int) -> Command[int]:
+    """Remove a deleted lifecycle of a group from one shard and leave a tombstone. Result: incarnation of the fence."""
     return call(
         "retire",
         {"stream": StreamKeys(keys.stream).shard(shard).stream, "fence": keys.fence(shard)},
-        {"group": keys.group},
+        {"group": keys.group, "incarnation": incarnation},
         lambda answer: int(answer[1]),
         stream=keys.stream,
         group=keys.group,
@@ -183,8 +183,22 @@ def retain(keys: StreamKeys, retention: str, *, request_id: str, audit: Mapping[
     """Change how long entries of the stream are kept. Raises (when run): `NotFoundError`, `MetadataError`."""
     return call(
         "retain",
-        {"record": keys.record, "audit": keys.audit},
+        {"record": keys.record, "audit": keys.audit, "limits": keys.limits},
         {"protocol": PROTOCOL, "retention": retention, "request_id": request_id, "audit": flat(audit)},
         _layout,
+        stream=keys.stream,
+    )
+
+
+def revise(keys: StreamKeys, *, expected: int, request_id: str, audit: Mapping[str, str]) -> Command[int]:
+    """Move the version of a stream's record on, if it is the one that a plan was made of. Result: the next one.
+
+    Raises (when run): `ConflictError`, which names both.
+    """
+    return call(
+        "revise",
+        {"record": keys.record, "audit": keys.audit, "limits": keys.limits},
+        {"protocol": PROTOCOL, "expected": expected, "request_id": request_id, "audit": flat(audit)},
+        lambda answer: int(answer[1]),
         stream=keys.stream,
     )

@@ -10,6 +10,8 @@
 -- @key leases
 -- @key events
 -- @key audit
+-- @key limits
+-- @key deleted
 -- @arg stream string
 -- @arg group string
 -- @arg incarnation integer   above all that was found in the fences of its shards
@@ -19,18 +21,23 @@
 -- @arg heartbeat_ms integer
 -- @arg lease_ms integer
 -- @arg rebalance_ms integer
+-- @arg deleted string         the last deletion, as it was before the shards were provisioned
 -- @arg request_id string
 -- @arg audit list            field, value, ... of the audit entry
 -- @returns OK, incarnation
 -- @error EXISTS
-local before = audit.find(key.audit, 'create', arg.request_id)
-if before and before['outcome'] == 'accepted' then return { 'OK', before['detail'] } end
+-- @error DELETED_MEANWHILE
+local before = audit.begin(key.audit, key.limits, 'create', arg)
+if before then return { 'OK', before } end
 if redis.call('EXISTS', key.metadata) == 1 then
   local g = group.open(key.metadata)
-  audit.add(key.audit, 'create', 'refused', 'EXISTS', int(g.incarnation), arg)
-  refuse('EXISTS', int(g.incarnation))
+  audit.deny(key.audit, 'create', arg, 'EXISTS', int(g.incarnation))
 end
-local incarnation = int(math.max(arg.incarnation, clock.now_us()))
+local deleted = redis.call('GET', key.deleted) or '-'
+-- A deletion has taken apart what was provisioned, or is about to.
+if deleted ~= arg.deleted or string.match(deleted, 'unfinished$') then refuse('DELETED_MEANWHILE', deleted) end
+local last = tonumber(string.match(deleted, '^%d+') or '0')
+local incarnation = int(math.max(arg.incarnation, last + 1, clock.now_us()))
 local record = { schema = header.SCHEMA, stream = arg.stream, group = arg.group, duty = 'member=- since_ms=0',
   protocol_min = int(arg.protocol), protocol_max = int(arg.protocol), incarnation = incarnation,
   heartbeat_ms = int(arg.heartbeat_ms), lease_ms = int(arg.lease_ms), rebalance_ms = int(arg.rebalance_ms),

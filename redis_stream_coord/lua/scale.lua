@@ -7,6 +7,7 @@
 -- @include audit
 -- @key record
 -- @key audit
+-- @key limits
 -- @arg protocol integer
 -- @arg saga string         id of the new resharding: letters and digits
 -- @arg shards integer      how many there shall be
@@ -19,8 +20,8 @@
 -- @error RESHARDING
 -- @error SAME_SHARD_COUNT
 -- @error ORDER_UNSUPPORTED
-local before = audit.find(key.audit, 'scale', arg.request_id)
-if before and before['outcome'] == 'accepted' then return { 'OK', before['detail'] } end
+local before = audit.begin(key.audit, key.limits, 'scale', arg)
+if before then return { 'OK', before } end
 local record = layout.open(key.record, arg.protocol)
 local last, now = saga.parse(record), clock.now_ms()
 
@@ -37,10 +38,9 @@ local function check()
 end
 
 local word, detail = check()
-if word then
-  audit.add(key.audit, 'scale', 'refused', word, detail, arg)
-  refuse(word, detail)
-end
+-- Not final: the same request is accepted a moment later.
+if word == 'BUSY' then refuse(word, detail) end
+if word then audit.deny(key.audit, 'scale', arg, word, detail) end
 local s = { id = arg.saga, state = 'PREPARING', epoch = record.drawn + 1, from = record.shards, to = arg.shards,
   ordered = arg.ordered == 1, quiesce = arg.quiesce == 1, back = false, opened = true, void = 0, began_ms = now,
   reason = '-' }

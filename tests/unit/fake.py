@@ -87,6 +87,7 @@ class FakeGroup(FakeServer):
                 shards=shards,
                 epoch=layout.epoch,
                 timings=timings,
+                deleted=None,
                 request_id=request_id,
                 audit={"reason": "test"},
             )

@@ -181,6 +181,8 @@ class Judge:
     ) -> None:
         mine = before.members.get(request.member)
         timed_out = mine is not None and _overdue(before, mine, now_ms)
+        if mine is not None and before.round is not None and mine.id in before.round.waits_for:
+            timed_out = timed_out or before.round.due_ms <= now_ms
         if error.word == "UNKNOWN_MEMBER_ID" and timed_out:
             return  # fenced in this very heartbeat
         heard_of_a_stranger = before.round is not None and before.round != after.round

@@ -24,7 +24,9 @@ _FORBIDDEN = r"\b(cjson|cmsgpack|struct|bit)\s*\.|sha1hex|replicate_commands|set
 _ANSWERS = {"OK", "REVOKE_PENDING", "SYNC_METADATA", "LEFT", "DUPLICATE"}
 # States of a resharding, and the note that its routes are open.
 _STATES = {"PREPARING", "CUTOVER", "DRAINING", "COMPLETED", "REOPENING", "ABANDONED", "FAILED", "OPENED"}
-_OF_REDIS = {"JUSTID", "NOGROUP", "BUSYGROUP", "GROUP"}
+_OF_REDIS = {"JUSTID", "NOGROUP", "BUSYGROUP", "GROUP", "HGETALL", "ZADD", "XADD"}
+# What the roles of a principal are called.
+_OF_REDIS |= {"READ", "WRITE", "MEMBER", "PRODUCER"}
 
 # Which arguments of a Redis command are keys, counted from the command; `None`: the one after STREAMS.
 _KEY_AT: dict[str, int | None] = {"XGROUP": 2, "XINFO": 2, "XREADGROUP": None, "XREAD": None, "MEMORY": 2}

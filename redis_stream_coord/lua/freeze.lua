@@ -1,0 +1,28 @@
+-- Freeze a group, or end that: an operator is at work. Nobody is granted anything, and no mutation but restore and
+-- repair is accepted. Members keep what they have.
+-- @include clock
+-- @include int
+-- @include group
+-- @include events
+-- @include audit
+-- @key metadata
+-- @key events
+-- @key audit
+-- @key limits
+-- @arg action string    freeze or unfreeze
+-- @arg request_id string
+-- @arg audit list       field, value, ... of the audit entry
+-- @returns OK, since when it is frozen in Redis server ms, or 0
+local before = audit.begin(key.audit, key.limits, arg.action, arg)
+if before then return { 'OK', before } end
+local g, now = group.open(key.metadata), clock.now_ms()
+local frozen = arg.action == 'freeze' and (g.frozen or now)
+if frozen ~= g.frozen then
+  g.frozen = frozen
+  -- What was held back is granted by whoever comes next.
+  if not frozen then g.next_due_ms = math.min(g.next_due_ms, now) end
+  group.save(g)
+  events.add(key.events, frozen and 'group_frozen' or 'group_unfrozen', {}, { '*' })
+end
+audit.add(key.audit, arg.action, 'accepted', 'OK', int(frozen or 0), arg)
+return { 'OK', int(frozen or 0) }
