@@ -331,7 +331,7 @@ REFUSALS: Mapping[str, Refusal] = MappingProxyType(
             "the group exists already",
             "Pass exist_ok=True to accept it as it is.",
         ),
-        "FAILED": Refusal(
+        "FAILED_BEFORE": Refusal(
             AdminError,
             "this request failed before: {detail}",
             "The same request id gives the recorded outcome. Mend the cause, then ask under a new one.",

@@ -22,7 +22,11 @@ if frozen ~= g.frozen then
   -- What was held back is granted by whoever comes next.
   if not frozen then g.next_due_ms = math.min(g.next_due_ms, now) end
   group.save(g)
-  events.add(key.events, frozen and 'group_frozen' or 'group_unfrozen', {}, { '*' })
+  if frozen then
+    events.add(key.events, 'group_frozen', {}, { '*' })
+  else
+    events.add(key.events, 'group_unfrozen', {}, { '*' })
+  end
 end
 audit.add(key.audit, arg.action, 'accepted', 'OK', int(frozen or 0), arg)
 return { 'OK', int(frozen or 0) }

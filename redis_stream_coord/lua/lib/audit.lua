@@ -4,7 +4,7 @@
 -- @include int
 -- @include clock
 -- @error CORRUPT_METADATA
--- @error FAILED
+-- @error FAILED_BEFORE
 -- @error RATE_LIMITED
 -- @error REQUEST_ID_REUSED
 local KEPT = 10000
@@ -88,7 +88,7 @@ local function begin(key, limits, action, arg)
   if not before then return check_rate(key, limits, action, arg, own['principal'] or 'unknown') end
   if before['fingerprint'] ~= own['fingerprint'] then refuse('REQUEST_ID_REUSED', action .. ' ' .. arg.request_id) end
   if before['outcome'] == 'accepted' then return before['detail'] end
-  if before['word'] == '-' then refuse('FAILED', before['detail']) end
+  if before['word'] == '-' then refuse('FAILED_BEFORE', before['detail']) end
   refuse(before['word'], before['detail'])
 end
 
