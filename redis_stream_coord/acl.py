@@ -27,10 +27,9 @@ _HASH = frozenset(["HSET", "HSETNX", "HDEL", "HINCRBY"])
 _SORTED = frozenset(["ZADD", "ZREM"])
 _SET = frozenset(["SADD", "SREM"])
 _APPEND = frozenset(["XADD"])
-_STRING = frozenset(["SET"])
 _CONSUME = frozenset(["XACK", "XCLAIM", "XDEL", "XGROUP|CREATE", "XGROUP|DELCONSUMER", "XREADGROUP", "XTRIM"])
 _DESTROY = frozenset(["DEL", "UNLINK", "RENAME", "XGROUP|DESTROY", "XGROUP|SETID", "XSETID", "RESTORE", "DUMP"])
-_WRITES = _HASH | _SORTED | _SET | _STRING | _APPEND | _CONSUME | _DESTROY
+_WRITES = _HASH | _SORTED | _SET | _APPEND | _CONSUME | _DESTROY
 # Of the connection, not of any key.
 _CONNECTION = ("PING", "SELECT")
 _CLUSTER = ("CLUSTER|SLOTS", "COMMAND")
@@ -76,7 +75,7 @@ _PLAIN: Mapping[Role, frozenset[str]] = MappingProxyType(
         "MEMBER": frozenset(["XREAD", "XINFO|GROUPS", "CLIENT|ID", "CLIENT|UNBLOCK"]),
         "PRODUCER": frozenset(["HGETALL", "XADD"]),
         "WRITE": frozenset(
-            ["CLIENT|INFO", "GET", "HGET", "HGETALL", "SADD", "SMEMBERS", "SREM", "TIME", "XADD", "XRANGE", "XREVRANGE"]
+            ["CLIENT|INFO", "HGET", "HGETALL", "SADD", "SMEMBERS", "SREM", "TIME", "XADD", "XRANGE", "XREVRANGE"]
         ),
     }
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from .. import keys as redis_keys
@@ -159,8 +159,13 @@ def limit(
 
 def deletion(keys: GroupKeys) -> Command[str | None]:
     """Ask for the last deletion of the group. Result: ``<incarnation> done`` or ``<incarnation> unfinished``."""
-    parse: Callable[[Any], str | None] = lambda answer: None if answer is None else text(answer)  # noqa: E731
-    return Command("GET", None, [keys.deleted], [keys.deleted], parse)
+
+    def parse(answer: Any) -> str | None:
+        found = answer if isinstance(answer, dict) else dict(zip(answer[::2], answer[1::2], strict=True))
+        fields = {text(name): text(value) for name, value in found.items()}
+        return f"{fields.get('incarnation')} {fields.get('state')}" if fields else None
+
+    return Command("HGETALL", None, [keys.deleted], [keys.deleted], parse)
 
 
 def deleted(keys: GroupKeys, incarnation: int) -> Command[None]:

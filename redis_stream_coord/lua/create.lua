@@ -33,11 +33,11 @@ if redis.call('EXISTS', key.metadata) == 1 then
   local g = group.open(key.metadata)
   audit.deny(key.audit, 'create', arg, 'EXISTS', int(g.incarnation))
 end
-local deleted = redis.call('GET', key.deleted) or '-'
+local last = redis.call('HMGET', key.deleted, 'incarnation', 'state')
+local deleted = last[1] and last[1] .. ' ' .. (last[2] or '') or '-'
 -- A deletion has taken apart what was provisioned, or is about to.
 if deleted ~= arg.deleted or string.match(deleted, 'unfinished$') then refuse('DELETED_MEANWHILE', deleted) end
-local last = tonumber(string.match(deleted, '^%d+') or '0')
-local incarnation = int(math.max(arg.incarnation, last + 1, clock.now_us()))
+local incarnation = int(math.max(arg.incarnation, (tonumber(last[1] or '0') or 0) + 1, clock.now_us()))
 local record = { schema = header.SCHEMA, stream = arg.stream, group = arg.group, duty = 'member=- since_ms=0',
   protocol_min = int(arg.protocol), protocol_max = int(arg.protocol), incarnation = incarnation,
   heartbeat_ms = int(arg.heartbeat_ms), lease_ms = int(arg.lease_ms), rebalance_ms = int(arg.rebalance_ms),

@@ -20,7 +20,8 @@
 -- @error GROUP_NOT_FOUND
 local before = audit.begin(key.audit, key.limits, 'delete', arg)
 if before then return { 'OK', before } end
-local deleted = string.match(redis.call('GET', key.deleted) or '', '^(%d+) unfinished$')
+local last = redis.call('HMGET', key.deleted, 'incarnation', 'state')
+local deleted = last[2] == 'unfinished' and last[1]
 if redis.call('EXISTS', key.metadata) == 0 then
   if not deleted then audit.deny(key.audit, 'delete', arg, 'GROUP_NOT_FOUND', '') end
   -- Somebody else's deletion was decided and not finished: this one finishes it.
@@ -48,7 +49,7 @@ else
   frozen = arg.force == 1 and tonumber(values[2] or '')
 end
 if frozen then audit.deny(key.audit, 'delete', arg, 'FROZEN', int(frozen)) end
-redis.call('SET', key.deleted, int(incarnation) .. ' unfinished')
+redis.call('HSET', key.deleted, 'incarnation', int(incarnation), 'state', 'unfinished')
 redis.call('DEL', key.metadata, key.leases)
 events.add(key.events, 'group_deleted', {}, { '*' })
 audit.add(key.audit, 'delete', 'accepted', 'OK', int(incarnation), arg)

@@ -3,7 +3,7 @@
 -- @arg incarnation integer   of the lifecycle that was deleted
 -- @include int
 -- @returns OK
-if redis.call('GET', key.deleted) == int(arg.incarnation) .. ' unfinished' then
-  redis.call('SET', key.deleted, int(arg.incarnation) .. ' done')
+if redis.call('HGET', key.deleted, 'incarnation') == int(arg.incarnation) then
+  redis.call('HSET', key.deleted, 'state', 'done')
 end
 return { 'OK' }

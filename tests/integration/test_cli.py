@@ -270,7 +270,7 @@ def test_changes_are_made_with_their_request(bench: Bench, run: CommandLine) -> 
     assert "3 shards" in answer.out
     assert "request id OPS-7" in answer.err
     assert bench.view().timings.lease_seconds == 20
-    again = run.json("create", *names, *WHO, "--request-id", "OPS-7")
+    again = run.json("create", *names, "--shards", "3", "--lease", "20", *WHO, "--request-id", "OPS-7")
     assert again["request_id"] == "OPS-7"
     (entry,) = run.json("audit", *names)
     assert (entry["request_id"], entry["requested_by"], entry["reason"]) == ("OPS-7", "tests", "a test")

@@ -67,6 +67,7 @@ class Damage:
 def peers(bench: Bench) -> tuple[Peer, Peer]:
     """A live group of three shards: `a` owns 0 and 1 and has to drain 2, for which `b` waits."""
     bench.create(shards=3, timings=CALM)
+    bench.admin.limit(bench.stream, group=GROUP, mutations=100_000, reason="a test")
     a, b = Peer(bench, "a"), Peer(bench, "b")
     a.beat()
     b.beat()
@@ -265,6 +266,8 @@ def test_damaged_fence_lets_nobody_through(bench: Bench) -> None:
         seen.add(field)
         if field in ("member", "position"):
             continue  # the one is for people; for the other see below
+        if (field, garbage) == ("passed", None):
+            continue  # lost: no barrier is passed
         for name, call in calls.items():
             if field != "nonce" and garbage is not None:
                 words: tuple[str, ...] = ("CORRUPT_METADATA",)
