@@ -64,7 +64,10 @@ class Scaling(Sagas):
         """Refuse what concerns all groups of a stream while one of them is frozen."""
         view: StreamView = yield commands.resharding(keys)
         for group in sorted(view.groups):
-            record: GroupView = yield commands.describe(GroupKeys(keys.stream, group, keys.prefix))
+            try:
+                record: GroupView = yield commands.describe(GroupKeys(keys.stream, group, keys.prefix))
+            except NotFoundError:
+                continue  # being created, or deleted
             if record.frozen_ms is not None:
                 raise refused("FROZEN", str(record.frozen_ms), stream=keys.stream, group=group)
 

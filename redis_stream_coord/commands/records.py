@@ -19,7 +19,7 @@ def create(
     shards: int,
     epoch: int,
     timings: Timings,
-    deleted: str | None,
+    deleted: str | None = None,
     request_id: str,
     audit: Mapping[str, str],
 ) -> Command[int]:
