@@ -34,6 +34,7 @@ class Duties:
         self._until = 0.0
         self._given = asyncio.Event()
         self._said: tuple[str, str] | None = None
+        self._trouble = ""
 
     def take(self, until: float) -> None:
         """Have the duty until a time. On the event loop only."""
@@ -48,9 +49,12 @@ class Duties:
             try:
                 saga = reshard.drive(self._keys, goes_on=lambda: self._clock() < self._until, progress=self._say)
                 await self._runner.drive(saga, retry=False)
+                self._trouble = ""
             except CoordError as error:
-                # Whoever has the duty next tries again.
-                self._log.warning("cannot carry the resharding on: %s", error)
+                # Whoever has the duty next tries again. Said once: a member without the rights meets it each time.
+                if str(error) != self._trouble:
+                    self._log.warning("cannot look after reshardings: %s", error)
+                self._trouble = str(error)
 
     def _say(self, resharding: Resharding) -> None:
         if resharding.active or self._said is not None:

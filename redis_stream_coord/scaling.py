@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import lcm
 
-from . import commands, reshard, routing
+from . import commands, reshard, routing, standing, telemetry
 from .commands import Barrier, Evidence, Saga, StreamView
-from .errors import ConfigError, NotFoundError, WaitTimeoutError, refused
+from .errors import ConfigError, CoordError, NotFoundError, WaitTimeoutError, refused
 from .keys import GroupKeys, StreamKeys
 from .models import GroupDrain, GroupView, Resharding, ScalePlan
 from .sagas import Sagas
@@ -58,7 +58,7 @@ class Scaling(Sagas):
                 )
             return (yield from self._announced(keys, recorded))
 
-        return self.carry_out(request, work)
+        return self._counted(keys, self.carry_out(request, work))
 
     def _check_thawed(self, keys: StreamKeys) -> Saga[None]:
         """Refuse what concerns all groups of a stream while one of them is frozen."""
@@ -81,7 +81,15 @@ class Scaling(Sagas):
                 yield commands.rollback(keys, saga_id, **request.said())
             return (yield from self._announced(keys, saga_id))
 
-        return self.carry_out(request, work)
+        return self._counted(keys, self.carry_out(request, work))
+
+    def _counted(self, keys: StreamKeys, saga: Saga[Resharding]) -> Saga[Resharding]:
+        telemetry.scale_requests.add(1, {telemetry.STREAM: keys.stream})
+        try:
+            return (yield from saga)
+        except CoordError:
+            telemetry.scale_requests_failed.add(1, {telemetry.STREAM: keys.stream})
+            raise
 
     def _announced(self, keys: StreamKeys, saga_id: str) -> Saga[Resharding]:
         """Tell the groups, so that the member which has the duty goes to work at once. Returns how far it is."""
@@ -91,7 +99,7 @@ class Scaling(Sagas):
         if view.saga.active:
             for group in view.groups:
                 yield commands.announce(GroupKeys(keys.stream, group, keys.prefix), "resharding")
-        found = reshard.describe(keys.stream, view)
+        found = standing.describe(keys.stream, view)
         assert found is not None
         return found
 

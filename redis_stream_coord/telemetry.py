@@ -51,6 +51,8 @@ acknowledged = _counter("acknowledged", "Entries acknowledged.")
 routing_requests = _counter("producer_routing_request", "Reads of the layout by producers, by status.")
 rate_limited = _counter("rate_limited", "Mutations refused because their Redis user asked for too many.")
 publishes = _counter("publish", "Entries published, by outcome.")
+scale_requests = _counter("scale_request", "Reshardings and rollbacks asked for.")
+scale_requests_failed = _counter("scale_request_failed", "Reshardings and rollbacks that were refused.")
 
 Reading = tuple[str, float, Attributes]
 

@@ -43,6 +43,7 @@ from tests.proxy import LossyProxy
 
 TIMINGS = Timings(heartbeat_seconds=0.3, lease_seconds=6, rebalance_seconds=10)
 GROUPS = ("billing", "audit")
+_CLUSTER_SERVER = "redis7"
 PATH = (12, 3, 0, 5, 4)
 _STUCK_SECONDS = 60.0
 
@@ -370,7 +371,7 @@ def main() -> int:
     print(f"{name}, {plan}")
     stream = f"chaos-{secrets.token_hex(4)}"
     if name == "cluster":
-        with servers.ClusterServers() as cluster:
+        with servers.ClusterServers(_CLUSTER_SERVER) as cluster:
             report = on_cluster(plan, cluster, stream)
     else:
         with servers.Server(name) as server:

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +45,7 @@ class Load:
 
     def __init__(self, bench: Bench) -> None:
         self.published: list[tuple[str, int]] = []
+        self.places: set[tuple[int, str]] = set()
         self._stop = threading.Event()
         self._producer = Producer(bench.stream, redis=bench.url)
         self._thread = threading.Thread(target=self._run)
@@ -56,13 +58,14 @@ class Load:
                 key = f"key-{number % 50}"
                 while not self._stop.is_set():
                     try:
-                        self._producer.publish({"n": str(number)}, key=key, event_id=f"event-{number}")
+                        receipt = self._producer.publish({"n": str(number)}, key=key, event_id=f"event-{number}")
                         break
                     except NoShardError:
                         time.sleep(0.01)
                 else:
                     return
                 self.published.append((key, number))
+                self.places.add((receipt.shard, receipt.id))
                 number += 1
                 time.sleep(0.001)
         except BaseException as error:
@@ -292,3 +295,30 @@ def test_quiesce_waits_for_the_groups_with_closed_shards(bench: Bench, crew: Cre
     a = crew.start("a")
     assert bench.admin.wait(found, timeout_seconds=20).state == "COMPLETED"
     assert len(a.recorder.done(0)) == 3
+
+
+# --- members come and go ----------------------------------------------------------------------------------------------
+
+
+def test_members_join_leave_and_crash_meanwhile(bench: Bench, crew: Crew, tmp_path: Path) -> None:
+    """Whoever owns a held or a removed shard may go; what it leaves behind is finished before the barrier is passed."""
+    bench.create(shards=4, timings=FAST)
+    a = crew.start("a")
+    with Load(bench) as load:
+        for shards in (8, 3):
+            victim = crew.child(f"victim-{shards}", tmp_path)
+            victim.notes_eventually("finished")
+            scale(bench, shards, wait=False)
+            leaver = crew.start(f"leaver-{shards}")
+            victim.kill()
+            eventually(lambda leaver=leaver: leaver.consumer.assignment, what="shards of the newcomer")
+            leaver.consumer.stop()
+            assert over(bench).state == "COMPLETED"
+    bench.settled(["a"])
+
+    def handled() -> set[tuple[int, str]]:
+        noted = {(note["shard"], note["id"]) for child in crew.children for note in child.notes("finished")}
+        return noted.union(*({(one.shard, one.id) for one, _ in list(w.recorder.ended)} for w in crew.members))
+
+    eventually(lambda: load.places <= handled(), what="all handled")
+    assert a.consumer.health.ok

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from redis_stream_coord import CoordError, Resharding, Timings, commands, reshard
+from redis_stream_coord import CoordError, Resharding, Timings, commands, reshard, standing
 from redis_stream_coord.commands import Command, Fence, Pause, Saga, StreamView, Together
 from redis_stream_coord.keys import GroupKeys, StreamKeys
 from redis_stream_coord.routing import PROTOCOLS
@@ -114,7 +114,7 @@ class World:
         return self.group.run(commands.resharding(KEYS))
 
     def state(self) -> str:
-        found = reshard.describe("orders", self.view())
+        found = standing.describe("orders", self.view())
         return "-" if found is None else found.state
 
     def publish(self) -> bool:

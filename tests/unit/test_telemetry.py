@@ -38,6 +38,8 @@ DOCUMENTED = {
     "consumer_shard_progress_age_seconds",
     "producer_routing_request_total",
     "publish_total",
+    "scale_request_total",
+    "scale_request_failed_total",
     "members",
     "shard_lag",
     "shard_pending",
