@@ -148,6 +148,27 @@ class Admin:
         """End what `freeze` began; what was held back is granted with the next heartbeat. Parameters as there."""
         self._runner.drive(self._sagas.freeze(stream, group, False, reason, request_id))
 
+    def reconcile(self, stream: str, *, group: str, reason: str, request_id: str | None = None) -> tuple[str, ...]:
+        """Do once what any heartbeat does, where no member sends one: expire members whose lease has passed, fence
+        those that did not drain in time, compute the target, grant.
+
+        Who is overdue is expired even if Redis was away just now; whoever is alive after all joins again.
+
+        Parameters:
+            stream, group: its names.
+            reason: why; recorded.
+            request_id: the same id again returns the recorded outcome.
+
+        Returns:
+            Types of the events that came of it, such as ``member_expired``; empty: nothing was due.
+
+        Raises:
+            FrozenError: the group is frozen.
+            NotFoundError: there is no such group.
+            MetadataError: its metadata cannot be used.
+        """
+        return self._runner.drive(self._sagas.reconcile(stream, group, reason, request_id))
+
     def limit(
         self,
         stream: str,
@@ -340,6 +361,12 @@ class AsyncAdmin:
     async def unfreeze(self, stream: str, *, group: str, reason: str, request_id: str | None = None) -> None:
         """End what `freeze` began; see `Admin.unfreeze`."""
         await self._runner.drive(self._sagas.freeze(stream, group, False, reason, request_id))
+
+    async def reconcile(
+        self, stream: str, *, group: str, reason: str, request_id: str | None = None
+    ) -> tuple[str, ...]:
+        """Do once what any heartbeat does; see `Admin.reconcile`."""
+        return await self._runner.drive(self._sagas.reconcile(stream, group, reason, request_id))
 
     async def limit(
         self,

@@ -242,6 +242,16 @@ class Sagas(Governance):
 
         return self.carry_out(request, work)
 
+    def reconcile(self, stream: str, group: str, reason: str, request_id: str | None) -> Saga[tuple[str, ...]]:
+        keys = self.group_keys(stream, group)
+        request = self.request(keys, "reconcile", reason, request_id)
+
+        def work(_recorded: str | None) -> Saga[tuple[str, ...]]:
+            found: tuple[str, ...] = yield commands.reconcile(keys, **request.said())
+            return found
+
+        return self.carry_out(request, work)
+
     def limit(
         self,
         stream: str,

@@ -21,6 +21,7 @@ from .records import (
     freeze,
     groups,
     limit,
+    reconcile,
     record,
 )
 from .resharding import (
@@ -128,6 +129,7 @@ __all__ = [
     "read",
     "readable",
     "rebuild",
+    "reconcile",
     "record",
     "register",
     "resharding",

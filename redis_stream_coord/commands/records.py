@@ -144,6 +144,21 @@ def freeze(keys: GroupKeys, *, on: bool, request_id: str, audit: Mapping[str, st
     )
 
 
+def reconcile(keys: GroupKeys, *, request_id: str, audit: Mapping[str, str]) -> Command[tuple[str, ...]]:
+    """Do what time has brought about. Result: types of the events that came of it.
+
+    Raises (when run): `FrozenError`, `NotFoundError`, `MetadataError`.
+    """
+    return call(
+        "reconcile",
+        {**_group_keys(keys), "limits": keys.limits},
+        {"request_id": request_id, "audit": flat(audit)},
+        lambda answer: tuple(text(answer[1]).split()),
+        stream=keys.stream,
+        group=keys.group,
+    )
+
+
 def limit(
     keys: GroupKeys | StreamKeys, principal: str, value: str, *, request_id: str, audit: Mapping[str, str]
 ) -> Command[None]:
