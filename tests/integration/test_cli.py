@@ -91,6 +91,10 @@ def _mutations(bench: Bench) -> dict[str, Sequence[str]]:
         "scale": ["scale", bench.stream, "--shards", "3", "--no-wait"],
         "rollback": ["rollback", bench.stream, "--yes", "--no-wait"],
         "wait": ["wait", bench.stream],
+        "freeze": ["freeze", *names],
+        "unfreeze": ["unfreeze", *names],
+        "reconcile": ["reconcile", *names],
+        "limit": ["limit", *names, "--mutations", "1000"],
         "seek": ["seek", *names, "--to", "oldest", "--yes"],
         "delete": ["delete", *names, "--force", "--yes"],
     }
