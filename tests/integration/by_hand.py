@@ -28,6 +28,7 @@ class ByHand:
             source=self.source,
             target=shards,
             ordered=False,
+            quiesce=False,
             back=False,
             opened=False,
             void=0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
 from collections import Counter
@@ -31,7 +32,7 @@ from redis_stream_coord import (
     telemetry,
 )
 from tests.integration.by_hand import ByHand
-from tests.integration.kit import Bench, sha, taking_at_most, two_servers
+from tests.integration.kit import FAST, Bench, Crew, Recorder, sha, taking_at_most, two_servers
 from tests.proxy import LossyProxy
 from tests.waiting import eventually
 
@@ -322,8 +323,6 @@ def test_a_regression_stops_publishing_that_is_under_way(bench: Bench, pool: Thr
 def test_threads_that_publish_the_same_ids_while_replies_get_lost(
     bench: Bench, proxy: LossyProxy, lossy: Producer, pool: ThreadPoolExecutor, seed: int
 ) -> None:
-    import random
-
     chance = random.Random(seed)
     ids = [f"e{n}" for n in range(300)]
     done = threading.Event()
@@ -496,3 +495,110 @@ def test_an_entry_carries_the_span_in_which_it_was_published(bench: Bench, monke
     assert many.context is not None
     parents = [fields["rsc-traceparent"].split("-")[2] for _, _, fields in stored(bench)]
     assert parents == [f"{span.context.span_id:016x}" for span in (one, many, many) if span.context is not None]
+
+
+# --- all of it, with the real saga ----------------------------------------------------------------------------------
+
+
+class Pusher:
+    """Publishes numbered entries of its own keys, each until it has a receipt, one by one or many at once.
+
+    Args:
+        url: of the server, with faults on the way.
+        stream: name of the stream.
+        number: whose keys.
+        count: how many entries.
+        chance: decides how.
+    """
+
+    def __init__(self, url: str, stream: str, number: int, count: int, chance: random.Random) -> None:
+        self._settings = RedisSettings(url, timeout_seconds=0.5)
+        self._stream = stream
+        self._chance = chance
+        self.left = [
+            Outgoing(fields={"n": str(n)}, key=f"{number}:{n % 12}", event_id=f"{number}-{n}") for n in range(count)
+        ]
+        self.receipts: dict[str, Any] = {}
+        self.count = count
+
+    def run(self) -> None:
+        while self.left:
+            # A new producer now and then: the process died, and what has no receipt is published again.
+            with Producer(self._stream, redis=self._settings) as producer:
+                for _ in range(15):
+                    self._publish(producer)
+                    time.sleep(0.002)
+
+    def _publish(self, producer: Producer) -> None:
+        if not self.left:
+            return
+        size = self._chance.choice((1, 1, 25))
+        sent = self.left[:size]
+        try:
+            if len(sent) == 1:
+                receipts: list[Any] = [producer.publish(sent[0].fields, key=sent[0].key, event_id=sent[0].event_id)]
+            else:
+                receipts = list(producer.publish_many(sent))
+        except PartialPublishError as error:
+            receipts = list(error.receipts)
+        except (PublishError, RoutingUnavailableError, NoShardError):
+            return
+        pairs = list(zip(sent, receipts, strict=True))
+        self.receipts.update({str(outgoing.event_id): receipt for outgoing, receipt in pairs if receipt is not None})
+        self.left = [outgoing for outgoing, receipt in pairs if receipt is None] + self.left[size:]
+
+
+@two_servers
+def test_once_and_in_order_through_real_reshardings_with_lost_replies(
+    bench: Bench, proxy: LossyProxy, crew: Crew, pool: ThreadPoolExecutor
+) -> None:
+    bench.create(shards=SHARDS, timings=FAST)
+    bench.load_scripts()
+    recorders = [Recorder(), Recorder()]
+    for name, recorder in zip("ab", recorders, strict=True):
+        crew.start(name, recorder)
+    pushers = [Pusher(proxy.url, bench.stream, number, 800, random.Random(number)) for number in range(3)]
+    futures = [pool.submit(pusher.run) for pusher in pushers]
+    done = threading.Event()
+
+    def disturb() -> None:
+        while not done.wait(0.05):
+            before = proxy.dropped
+            proxy.drop_next_reply(sha("publish"))
+            while proxy.dropped == before and not done.wait(0.002):
+                pass
+
+    disturbing = pool.submit(disturb)
+    for shards, after in ((9, 300), (3, 800), (0, 1400), (5, 1400)):
+        eventually(
+            lambda after=after: sum(len(p.receipts) for p in pushers) > after,
+            within_seconds=60,
+            what="some entries",
+        )
+        bench.admin.scale(bench.stream, shards=shards, reason="a test", timeout_seconds=60)
+    for future in futures:
+        future.result(60)
+    done.set()
+    disturbing.result(5)
+    expected = {event_id: (r.shard, r.id) for pusher in pushers for event_id, r in pusher.receipts.items()}
+    assert len(expected) == sum(pusher.count for pusher in pushers)
+    assert proxy.dropped > 5
+    found = {fields["rsc-event"]: (shard, entry_id) for shard, entry_id, fields in stored(bench)}
+    assert found == expected
+    assert total(bench) == len(expected)
+    eventually(
+        lambda: sum(len(recorder.ended) for recorder in recorders) >= len(expected),
+        within_seconds=30,
+        what="all of it handled",
+    )
+    number_of = {place: int(event_id.split("-")[1]) for event_id, place in expected.items()}
+    last: dict[bytes, int] = {}
+    seen: set[tuple[int, str]] = set()
+    for one in sorted((handled for recorder in recorders for handled in recorder.began), key=lambda one: one.began):
+        place = (one.shard, one.id)
+        if place not in seen:
+            assert one.key is not None
+            assert last.get(one.key, -1) < number_of[place], one
+            last[one.key] = number_of[place]
+            seen.add(place)
+    assert seen == set(number_of)

@@ -7,11 +7,12 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import attrs
+import redis
 
+from redis_stream_coord import commands, reshard
 from redis_stream_coord.bulk import Bulk
 from redis_stream_coord.commands import Command, Pause, Together
 from redis_stream_coord.errors import CoordError, PartialPublishError, RedisUnavailableError
@@ -107,6 +108,24 @@ class Process:
         self.left = again + self.left
 
 
+class Driver:
+    """Somebody who carries the resharding on."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.over = False
+        self._saga = reshard.drive(world.keys)
+        self._at = next(self._saga)
+
+    def step(self) -> None:
+        try:
+            self._at = self.world.happen(self._saga, self._at)
+        except StopIteration:
+            self.over = True
+        except RedisUnavailableError:
+            self.over = True
+
+
 @attrs.define(eq=False)
 class Wire:
     """A request that its sender has given up, and that arrives all the same."""
@@ -136,10 +155,10 @@ class World:
         self.machine = VirtualMachine()
         self.wire: list[Wire] = []
         self.receipts: dict[str, Receipt] = {}
-        self.resharding: Iterator[None] | None = None
+        self.drivers: list[Driver] = []
         self.reshardings = 0
         self.trouble = self.random.choice((0.2, 0.5, 0.7))
-        self.haste = self.random.choice((0.3, 0.6))  # of the resharding
+        self.haste = self.random.choice((0.5, 0.8))  # of the resharding
         self.processes = [Process(str(number), self) for number in range(processes)]
         for process in self.processes:
             for number in range(events):
@@ -159,7 +178,7 @@ class World:
             self._step()
         self.trouble = 0.0
         for _ in range(20_000):
-            if not any(process.left or process.saga for process in self.processes) and self.resharding is None:
+            if not any(process.left or process.saga for process in self.processes):
                 break
             self._step()
         else:
@@ -214,68 +233,48 @@ class World:
         if sent[arrived:] and self.random.random() < 0.5:
             self.wire.append(Wire(sent[arrived:]))
 
-    # --- resharding, as the saga does it ------------------------------------------------------------------------------
+    # --- resharding, by its real drivers ------------------------------------------------------------------------------
 
     def _reshard(self) -> None:
-        if self.resharding is None:
-            if self.trouble and self.random.random() < 0.5:
-                self.resharding = self._scale(self.random.randint(0 if self.random.random() < 0.2 else 1, MOST_SHARDS))
-            elif self._record("shards") == "0":
-                self.resharding = self._scale(self.random.randint(1, MOST_SHARDS))
+        view = self.group.run(commands.resharding(self.keys))
+        if view.saga is None or not view.saga.active:
+            self.drivers.clear()
+            if (self.trouble and self.random.random() < 0.5) or view.layout.shards == 0:
+                self._scale(view.layout.shards)
             return
-        if next(self.resharding, self) is self:
-            self.resharding = None
+        if self.trouble and self.random.random() < 0.02:
+            self._take_back(view.saga.id)
+        if len(self.drivers) < 2:
+            self.drivers.append(Driver(self))
+        self._consume()
+        self.random.choice(self.drivers).step()
+        self.drivers = [driver for driver in self.drivers if not driver.over]
+        if self.drivers and self.random.random() < 0.03:
+            self.drivers.pop()  # it dies
 
-    def _record(self, field: str) -> str:
-        return str(self.group.client.hget(self.keys.record, field).decode())
-
-    def _scale(self, to: int) -> Iterator[None]:
-        epoch, shards = int(self._record("epoch")) + 1, int(self._record("shards"))
+    def _scale(self, shards: int) -> None:
+        to = self.random.choice([n for n in range(MOST_SHARDS + 1) if n != shards and (n or self.trouble)])
         self.reshardings += 1
-        if to == shards:
-            return
-        for shard in self._shuffled(max(to, shards)):
-            self._close(shard, epoch)
-            yield
-        if self.random.random() < 0.2:
-            # Given up: the old layout again, under an epoch of its own; the others stay closed.
-            epoch, to = epoch + 1, shards
-            self._decide(epoch, to)
-            yield
-            for shard in self._shuffled(MOST_SHARDS):
-                self._close(shard, epoch)
-        else:
-            self._decide(epoch, to)
-        yield
-        for shard in self._shuffled(to):
-            self.group.client.hset(self.keys.shard(shard).route, mapping={"state": "open", "layout": self._layout()})
-            yield
-
-    def _shuffled(self, count: int) -> list[int]:
-        return self.random.sample(range(count), count)
-
-    def _layout(self) -> str:
-        return self._record("layout")
-
-    def _close(self, shard: int, epoch: int) -> None:
-        names = self.keys.shard(shard)
-        if not self.group.client.exists(names.stream):
-            self.group.client.xgroup_create(names.stream, "made", mkstream=True)
-        self.group.client.hset(names.route, mapping={"epoch": epoch, "state": "closed"})
-
-    def _decide(self, epoch: int, shards: int) -> None:
-        ended = f"{self._layout()}@{self.group.clock.ms}" if self.history else "-"
-        earlier = self._record("earlier")
-        self.group.client.hset(
-            self.keys.record,
-            mapping={
-                "version": int(self._record("version")) + 1,
-                "epoch": epoch,
-                "shards": shards,
-                "layout": f"{epoch}:{shards}:x{epoch}",
-                "earlier": ended if earlier == "-" or not self.history else f"{earlier},{ended}",
-            },
+        name = f"s{self.reshardings}"
+        self.group.run(
+            commands.scale(
+                self.keys, name, shards=to, ordered=False, quiesce=False, request_id=name, audit={"reason": "test"}
+            )
         )
+
+    def _take_back(self, saga_id: str) -> None:
+        self.group.run(commands.rollback(self.keys, saga_id, request_id=f"{saga_id}-back", audit={"reason": "test"}))
+
+    def _consume(self) -> None:
+        """What the group's members do: everything."""
+        client, name = self.group.client, self.group.keys.group
+        for shard in range(MOST_SHARDS):
+            stream = self.keys.shard(shard).stream
+            with contextlib.suppress(redis.ResponseError):  # not there yet
+                for _, entries in client.xreadgroup(name, "all", {stream: ">"}):
+                    client.xack(stream, name, *[entry_id for entry_id, _ in entries])
+        if not self.history:
+            client.hset(self.keys.record, "earlier", "-")
 
     # --- what must be true --------------------------------------------------------------------------------------------
 

@@ -16,14 +16,14 @@ def group() -> Iterator[FakeGroup]:
         yield group
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(25))
 def test_each_event_id_once_through_random_faults_and_reshardings(group: FakeGroup, seed: int) -> None:
     world = World(group, seed)
     world.run(250)
     world.check()
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(25))
 def test_a_producer_remembers_where_its_unanswered_attempts_went(group: FakeGroup, seed: int) -> None:
     """Without the history in the record, as when it is longer than what the record keeps."""
     world = World(group, seed, history=False)
