@@ -311,8 +311,8 @@ REFUSALS: Mapping[str, Refusal] = MappingProxyType(
         "CLOSED": Refusal(
             RoutingUnavailableError,
             "the shard is closed, epoch and layout of its route: {detail}",
-            "Nothing was published. A resharding is at its cut-over: one that quiesces stays there until all is consumed; "
-            "else its driver is slow or gone, and another one takes over within a heartbeat. Publish again.",
+            "Nothing was published. A resharding is at its cut-over: one that quiesces stays there until all is "
+            "consumed; else its driver is slow or gone, and another one takes over within a heartbeat. Publish again.",
             retriable=True,
         ),
         "CORRUPT_METADATA": Refusal(
