@@ -7,6 +7,7 @@ from .admin import Admin, AsyncAdmin
 from .async_consumer import AsyncConsumer
 from .collector import Collector
 from .consumer import Consumer
+from .desired import Change, Desired, DesiredStream, Plan
 from .errors import (
     AdminError,
     AlreadyExistsError,
@@ -87,6 +88,7 @@ __all__ = [
     "AsyncProducer",
     "AuditEntry",
     "Batch",
+    "Change",
     "Collector",
     "ConfigError",
     "ConflictError",
@@ -95,6 +97,8 @@ __all__ = [
     "CoordError",
     "CorruptMetadataError",
     "DeadLetter",
+    "Desired",
+    "DesiredStream",
     "DrainTimeoutError",
     "DuplicateMemberError",
     "EventEntry",
@@ -120,6 +124,7 @@ __all__ = [
     "PartialPublishError",
     "PendingView",
     "PermissionDeniedError",
+    "Plan",
     "Poison",
     "Producer",
     "PublishError",

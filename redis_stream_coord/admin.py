@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from types import TracebackType
 
-from . import routing
+from . import applying, routing
+from .desired import Change, Desired, Plan
 from .models import GroupView, Resharding, ScalePlan, Timings
 from .runner import AsyncRunner, SyncRunner
 from .sagas import Retention, Start
@@ -292,6 +293,46 @@ class Admin:
         """
         return self._runner.drive(self._sagas.wait(resharding.stream, resharding.id, timeout_seconds, progress))
 
+    def plan(self, desired: Desired, *, prune: bool = False) -> Plan:
+        """Compare what shall be with what there is, and change nothing.
+
+        Parameters:
+            desired: groups and numbers of shards, as `Desired.parse` reads them of a file.
+            prune: also delete groups of the declared streams that are not declared.
+
+        Returns:
+            The changes that are needed, and the versions of the records that they were made of.
+        """
+        return self._runner.drive(applying.plan(self._sagas, desired, prune=prune))
+
+    def apply(
+        self,
+        plan: Plan,
+        *,
+        reason: str,
+        wait: bool = True,
+        progress: Callable[[Resharding], None] | None = None,
+        request_id: str | None = None,
+    ) -> tuple[Change, ...]:
+        """Carry a plan out, if the records of its streams are still those that it was made of.
+
+        Parameters:
+            plan: as `plan` returned it.
+            reason: why; recorded with each change.
+            wait: until reshardings have ended. ``False``: consumers carry them on.
+            progress: is told at each step how far a resharding is.
+            request_id: the same id again, with the same plan, goes on where it stopped.
+
+        Returns:
+            The changes that were made.
+
+        Raises:
+            ConflictError: somebody has changed a stream since the plan was made, which names both versions; or a group
+                that is to be deleted has live members.
+            CoordError: what a change ended with; those before it were made.
+        """
+        return self._runner.drive(applying.apply(self._sagas, plan, reason, wait, progress, request_id))
+
     def close(self) -> None:
         """Close the connections."""
         self._runner.close()
@@ -427,6 +468,22 @@ class AsyncAdmin:
     ) -> Resharding:
         """Carry a resharding on until it ends; see `Admin.wait`."""
         return await self._runner.drive(self._sagas.wait(resharding.stream, resharding.id, timeout_seconds, progress))
+
+    async def plan(self, desired: Desired, *, prune: bool = False) -> Plan:
+        """Compare what shall be with what there is; see `Admin.plan`."""
+        return await self._runner.drive(applying.plan(self._sagas, desired, prune=prune))
+
+    async def apply(
+        self,
+        plan: Plan,
+        *,
+        reason: str,
+        wait: bool = True,
+        progress: Callable[[Resharding], None] | None = None,
+        request_id: str | None = None,
+    ) -> tuple[Change, ...]:
+        """Carry a plan out; see `Admin.apply`."""
+        return await self._runner.drive(applying.apply(self._sagas, plan, reason, wait, progress, request_id))
 
     async def close(self) -> None:
         """Close the connections."""

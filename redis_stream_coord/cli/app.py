@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 import click
 
-from . import changing, looking, operating, roles, scaling
+from . import changing, declaring, looking, operating, roles, scaling
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -20,5 +20,12 @@ def cli() -> None:
     """
 
 
-for _command in (*looking.COMMANDS, *changing.COMMANDS, *operating.COMMANDS, *scaling.COMMANDS, *roles.COMMANDS):
+for _command in (
+    *looking.COMMANDS,
+    *changing.COMMANDS,
+    *declaring.COMMANDS,
+    *operating.COMMANDS,
+    *scaling.COMMANDS,
+    *roles.COMMANDS,
+):
     cli.add_command(_command)
