@@ -104,7 +104,7 @@ def carry_on(keys: StreamKeys, view: StreamView) -> Saga[tuple[bool, Waits]]:
         Whether anything has changed, so that it is worth while to go on at once; and what it waits for.
 
     Raises:
-        RedisUnavailableError: some commands got no answer.
+        RedisUnavailableError: the record got no answer.
     """
     saga = view.saga
     assert saga is not None
@@ -125,7 +125,7 @@ def _blocked(error: CoordError) -> Waiting:
 
 
 def _all(together: Iterable[tuple[Any, Command[Any]]]) -> Saga[tuple[dict[Any, Any], dict[Any, CoordError]]]:
-    """Send commands together. Returns results and errors, by name. Raises: `RedisUnavailableError`."""
+    """Send commands together. Returns results and errors, by name: a node that is away holds up only what is on it."""
     named = list(together)
     if not named:
         return {}, {}
@@ -133,8 +133,6 @@ def _all(together: Iterable[tuple[Any, Command[Any]]]) -> Saga[tuple[dict[Any, A
     results: dict[Any, Any] = {}
     errors: dict[Any, CoordError] = {}
     for (name, _), result in zip(named, found, strict=True):
-        if isinstance(result, RedisUnavailableError):
-            raise result
         if isinstance(result, CoordError):
             errors[name] = result
         else:
@@ -371,9 +369,16 @@ def _reopen(keys: StreamKeys, view: StreamView, saga: SagaRecord) -> Saga[tuple[
         # The added ones too: a cut that holds entries there must hold nobody any more.
         errors = yield from _close(keys, view, saga, saga.union)
         late = {shard: error for shard, error in errors.items() if error.word != "AHEAD"}
-        if late:
-            return False, [_blocked(error) for error in late.values()]
-        return (yield from _open(keys, view, saga, range(saga.source)))
+        if not late:
+            return (yield from _open(keys, view, saga, range(saga.source)))
+        # Each shard may open as soon as it is closed for this epoch: producers need not wait for the others.
+        layout = view.layout
+        yield from _all(
+            (shard, commands.open_route(keys, shard, epoch=layout.epoch, layout=layout.layout))
+            for shard in range(saga.source)
+            if shard not in late
+        )
+        return False, [_blocked(error) for error in late.values()]
     groups = [name for name, group in view.groups.items() if group.drained < saga.epoch]
     _, missing = yield from _all(
         (name, commands.readable(_keys_of(keys, name), epoch=saga.epoch, step=2, shards=saga.source)) for name in groups

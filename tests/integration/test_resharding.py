@@ -192,6 +192,7 @@ def steps(bench: Bench, count: int) -> Iterator[None]:
         yield
 
 
+@two_servers
 def test_a_driver_is_replaced_wherever_it_dies(bench: Bench, crew: Crew) -> None:
     bench.create(shards=2, timings=STEADY)
     a = crew.start("a")
@@ -300,6 +301,7 @@ def test_quiesce_waits_for_the_groups_with_closed_shards(bench: Bench, crew: Cre
 # --- members come and go ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("server", ["redis7"], indirect=True)
 def test_members_join_leave_and_crash_meanwhile(bench: Bench, crew: Crew, tmp_path: Path) -> None:
     """Whoever owns a held or a removed shard may go; what it leaves behind is finished before the barrier is passed."""
     bench.create(shards=4, timings=FAST)

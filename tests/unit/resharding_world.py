@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from redis_stream_coord import CoordError, Resharding, Timings, commands, reshard, standing
+from redis_stream_coord import CoordError, RedisUnavailableError, Resharding, Timings, commands, reshard, standing
 from redis_stream_coord.commands import Command, Fence, Pause, Saga, StreamView, Together
 from redis_stream_coord.keys import GroupKeys, StreamKeys
 from redis_stream_coord.routing import PROTOCOLS
@@ -54,6 +54,8 @@ class Driver:
         return False
 
     def _run(self, command: Command[Any]) -> Any:
+        if any(key in self.world.away for key in command.keys):
+            return RedisUnavailableError("no answer", shard=0)
         try:
             return self.world.group.run(command)
         except CoordError as error:
@@ -67,6 +69,7 @@ class World:
         self.group = group
         self.rng = rng
         self.groups = ["billing", *groups]
+        self.away: set[str] = set()  # keys on a node that gives no answer
         self.published: list[tuple[str, int]] = []
         self.handled: dict[str, list[tuple[str, int]]] = defaultdict(list)
         self.sequence: dict[str, int] = defaultdict(int)

@@ -319,6 +319,28 @@ def test_a_shard_whose_close_was_lost_is_closed_again_and_its_larger_cut_counts(
         some.check()
 
 
+def test_a_node_that_is_away_at_the_cut_over_holds_up_its_own_shards_only_once_it_is_given_up() -> None:
+    with world(2, shards=3) as some:
+        some.away = {KEYS.shard(1).route}
+        some.scale(4)
+        driver = Driver(some)
+        for _ in range(300):
+            driver.step()
+        assert some.state() == "CUTOVER"
+        assert some.group.client.hget(KEYS.shard(0).route, "state") == b"closed"
+        some.rollback()
+        for _ in range(300):
+            driver.step()
+        states = [some.group.client.hget(KEYS.shard(shard).route, "state") for shard in range(3)]
+        assert (some.state(), states[0], states[2]) == ("REOPENING", b"open", b"open")
+        some.away = set()
+        some.finish()
+        some.check_layout(3)
+        work(some, 60)
+        some.finish()
+        some.check()
+
+
 def test_what_it_waits_for_is_told_by_group_and_shard() -> None:
     with world(2, "audit", shards=2) as some:
         while len(some.published) < 30:
