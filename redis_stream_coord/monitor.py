@@ -11,7 +11,16 @@ from .reads import Reads
 from .runner import AsyncRunner, SyncRunner
 from .settings import RedisSettings
 from .triage import Finding
-from .views import AssignmentView, AuditEntry, EventEntry, RoutingView, ShardStatus, StoredEntry, SystemHealth
+from .views import (
+    AssignmentView,
+    AuditEntry,
+    Compatibility,
+    EventEntry,
+    RoutingView,
+    ShardStatus,
+    StoredEntry,
+    SystemHealth,
+)
 
 
 class Monitor:
@@ -148,6 +157,10 @@ class Monitor:
         """
         return self._runner.drive(self._reads.triage(stream, group, expected_shards, drain_seconds))
 
+    def compatibility(self) -> Compatibility:
+        """Return whether this release can work with every record there is."""
+        return self._runner.drive(self._reads.compatibility())
+
     def close(self) -> None:
         """Close the connections."""
         self._runner.close()
@@ -230,6 +243,10 @@ class AsyncMonitor:
     ) -> Sequence[Finding]:
         """Walk the checklists of the runbook; see `Monitor.triage`."""
         return await self._runner.drive(self._reads.triage(stream, group, expected_shards, drain_seconds))
+
+    async def compatibility(self) -> Compatibility:
+        """Return whether this release can work with every record there is."""
+        return await self._runner.drive(self._reads.compatibility())
 
     async def close(self) -> None:
         """Close the connections."""

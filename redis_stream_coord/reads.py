@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from importlib.metadata import version
 from typing import Any
 
 import attrs
@@ -16,8 +17,10 @@ from .settings import RedisSettings
 from .triage import Finding
 from .views import (
     AuditEntry,
+    Compatibility,
     EventEntry,
     GroupHealth,
+    RecordCompatibility,
     RouteView,
     RoutingView,
     ShardReading,
@@ -181,6 +184,30 @@ class Reads:
             ),
         ]
 
+    def compatibility(self) -> Saga[Compatibility]:
+        names: list[tuple[str, str]] = yield commands.groups(self.settings.key_prefix)
+        streams = sorted({stream for stream, _ in names})
+        layouts = yield Together([commands.layout(self.stream_keys(stream)) for stream in streams])
+        groups = yield Together([commands.describe(self.group_keys(*name)) for name in names])
+        records = [
+            RecordCompatibility(stream=stream, group=None, protocol=None, problem=_problem(answer))
+            for stream, answer in zip(streams, layouts, strict=True)
+        ]
+        for (stream, group), answer in zip(names, groups, strict=True):
+            accepted = answer.protocol if isinstance(answer, GroupView) else None
+            problem = _problem(answer)
+            if accepted is not None and not accepted[0] <= commands.PROTOCOL <= accepted[1]:
+                problem = (
+                    f"it accepts protocol {accepted[0]} to {accepted[1]}, and this release speaks {commands.PROTOCOL}"
+                )
+            records.append(RecordCompatibility(stream=stream, group=group, protocol=accepted, problem=problem))
+        return Compatibility(
+            release=version("redis-stream-coord"),
+            protocol=commands.PROTOCOL,
+            schema=commands.SCHEMA,
+            records=tuple(records),
+        )
+
     def audit(self, stream: str, group: str | None, count: int) -> Saga[list[AuditEntry]]:
         key = self.stream_keys(stream).audit if group is None else self.group_keys(stream, group).audit
         found: list[AuditEntry] = yield commands.audit_log(key, count=count)
@@ -215,6 +242,10 @@ def _group_health(stream: str, group: str, answer: GroupView | CoordError) -> Gr
         unowned=frozenset(index for index, owner in answer.owners.items() if owner is None),
         version=answer.version,
     )
+
+
+def _problem(answer: object) -> str | None:
+    return str(answer) if isinstance(answer, CoordError) else None
 
 
 def together(asked: Sequence[Command[Any]]) -> Saga[list[Any]]:

@@ -378,6 +378,45 @@ class EventEntry:
     fields: Mapping[str, str]
 
 
+@attrs.frozen(kw_only=True)
+class RecordCompatibility:
+    """Whether this release can work with one record.
+
+    Attributes:
+        stream: its name.
+        group: of a group's record; ``None`` for the record of the stream itself.
+        protocol: lowest and highest version that may take part; ``None`` where that cannot be read.
+        problem: why this release cannot; ``None``: it can.
+    """
+
+    stream: str
+    group: str | None
+    protocol: tuple[int, int] | None
+    problem: str | None
+
+
+@attrs.frozen(kw_only=True)
+class Compatibility:
+    """What this release speaks, and what the records that are there accept.
+
+    Attributes:
+        release: version of the package.
+        protocol: version of the coordination protocol that it speaks.
+        schema: of the records that it reads and writes.
+        records: of each stream and group of the index.
+    """
+
+    release: str
+    protocol: int
+    schema: int
+    records: tuple[RecordCompatibility, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether this release can work with every record."""
+        return all(record.problem is None for record in self.records)
+
+
 def member_state(member: MemberView) -> str:
     """Return ``active``, ``leaving``, or ``overdue`` if its lease has passed and nobody has removed it yet."""
     overdue = member.lease_remaining_ms is not None and member.lease_remaining_ms < 0

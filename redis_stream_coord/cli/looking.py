@@ -285,6 +285,20 @@ def _happened(event: EventEntry) -> tuple[object, ...]:
     return moment(event.at_ms), event.type, event.member, event.shard, details
 
 
+@click.command("compatibility", cls=ReadCommand)
+def compatibility(session: Session) -> View:
+    """Say whether this release can work with every record there is. Exit code 10 if not."""
+    report = session.monitor.compatibility()
+    head = f"release {report.release} speaks protocol {report.protocol}, and reads and writes schema {report.schema}"
+    made = table(None, "stream", "group", "accepts protocol", "")
+    for record in report.records:
+        accepts = None if record.protocol is None else "{} to {}".format(*record.protocol)
+        verdict = Text("fits", style="green") if record.problem is None else Text(record.problem, style="red")
+        row(made, record.stream, record.group, accepts, verdict)
+    data = {**plain(report), "ok": report.ok}
+    return View(data, [head, *([made] if report.records else [])], Exit.OK if report.ok else Exit.PROBLEMS)
+
+
 _LEVELS = {"ok": ("ok  ", "green"), "wait": ("wait", "yellow"), "act": ("ACT ", "bold red")}
 
 
@@ -317,6 +331,7 @@ def triage(session: Session, *, stream: str, group: str, **given: Any) -> View:
 
 
 COMMANDS = (
+    compatibility,
     triage,
     health,
     groups,

@@ -4,7 +4,7 @@ A `Command` is a value. The runners of `redis_stream_coord.runner` send it, sync
 any I/O. Work that takes several commands is a *saga*: a generator that yields commands and is sent their results.
 """
 
-from .base import PROTOCOL, Command, Pause, Saga, Together, text
+from .base import PROTOCOL, SCHEMA, Command, Pause, Saga, Together, text
 from .membership import Heard, HeartbeatReply, HeartbeatRequest, Holdings, heard, heartbeat
 from .plain import append_to, client_id, client_info, unblock, wait
 from .reads import audit_log, entries, event_log, inspect, pending_of, ping, published, route
@@ -80,6 +80,7 @@ __all__ = [
     "Progress",
     "Published",
     "Registration",
+    "SCHEMA",
     "Saga",
     "SagaRecord",
     "StreamView",

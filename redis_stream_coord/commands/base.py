@@ -13,6 +13,8 @@ from ..scripts import Argument, Script, catalogue
 
 # What the stored records and this release speak. A stored range that excludes it is refused by every script.
 PROTOCOL = 1
+# How records are stored; that of ``lua/lib/header.lua``, which checks it.
+SCHEMA = 1
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

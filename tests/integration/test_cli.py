@@ -79,6 +79,7 @@ def _reads(bench: Bench) -> dict[str, Sequence[str]]:
         "events": ["events", *names],
         "triage": ["triage", *names],
         "migrations": ["migrations", bench.stream],
+        "compatibility": ["compatibility"],
         "acl": ["acl", "MEMBER"],
     }
 

@@ -147,6 +147,27 @@ def test_health_without_redis_is_an_answer() -> None:
     assert "PING got no answer" in health.problems[0]
 
 
+@only_redis7
+def test_compatibility_names_what_this_release_cannot_work_with(bench: Bench) -> None:
+    bench.create(shards=1, timings=SLOW)
+    bench.admin.create(bench.stream, group="other", reason="a test")
+    report = bench.monitor.compatibility()
+    assert report.ok
+    assert [(record.group, record.protocol) for record in report.records] == [
+        (None, None),
+        (GROUP, (1, 1)),
+        ("other", (1, 1)),
+    ]
+    bench.redis.hset(bench.keys.metadata, mapping={"protocol_min": "7", "protocol_max": "9"})
+    bench.redis.hset(bench.keys.metadata.replace(GROUP, "other"), "schema", "2")
+    report = bench.monitor.compatibility()
+    problems = {record.group: record.problem for record in report.records}
+    assert problems[None] is None
+    assert "accepts protocol 7 to 9, and this release speaks 1" in (problems[GROUP] or "")
+    assert "unknown schema: 2" in (problems["other"] or "")
+    assert not report.ok
+
+
 # --- entries and histories ------------------------------------------------------------------------------------------
 
 

@@ -160,6 +160,7 @@ def test_versions_are_those_of_the_code() -> None:
     schema = re.search(r"SCHEMA = '(\d+)'", header)
     assert schema is not None
     assert rows[-1][1:] == [str(commands.PROTOCOL), schema[1]]
+    assert str(commands.SCHEMA) == schema[1]
 
 
 # --- metrics.md ---------------------------------------------------------------------------------------------------
