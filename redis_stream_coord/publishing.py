@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from itertools import islice, repeat
 from typing import Any
 
 import attrs
@@ -353,8 +354,9 @@ def outcome_word(outcome: Receipt | CoordError) -> str:
 
 
 def closed_pauses() -> Iterator[float]:
-    """Yield the pauses between looks for another layout, in seconds."""
-    return _growing(0.001, 0.02)
+    """Yield the pauses between looks for another layout, in seconds: a cut-over takes some ten milliseconds."""
+    yield from islice(_growing(0.001, 0.005), 50)
+    yield from repeat(0.02)
 
 
 def away_pauses() -> Iterator[float]:
