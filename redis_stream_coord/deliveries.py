@@ -55,6 +55,7 @@ class Deliveries:
         self._fenced = fenced
         self._mine: dict[str, None] = {}  # what was handed out under this token, of what is known
         self._written: dict[str, int] = {}  # what Redis has, where it was told something
+        self._clock = runner.settings.machine.clock
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._writing: set[asyncio.Task[None]] = set()
@@ -115,9 +116,12 @@ class Deliveries:
     def _write_soon(self) -> None:
         self._timer = None
         waiting = False
+        long_ago = self._clock() - NOTE_DELAY_SECONDS
         for turn in self._turns:
-            self.ended(turn)  # or will be, at some time
-            waiting = waiting or turn.began is None
+            if turn.began is None or turn.began > long_ago:
+                waiting = True
+            else:
+                self.ended(turn)  # or will be, at some time
         if waiting:
             self.soon()
         if counts := self._unwritten():

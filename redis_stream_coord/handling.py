@@ -159,9 +159,10 @@ class Handling:
         self._deliveries = Deliveries(runner, keys, fence, self._turns, ledger.deliveries, fenced)
         # Handlers of earlier owners in this process that still run. They began before this owner came: none is added.
         self._earlier = list(dict.fromkeys(ledger.busy.values()))
-        # Perhaps pending when the shard was taken over: one of them may have ended its owner.
+        # Pending when the shard was taken over: one of them may have ended its owner.
         self.suspects: set[str] = set()
         self._labels: telemetry.Attributes = {telemetry.STREAM: keys.stream, telemetry.GROUP: keys.group}
+        self._ok: telemetry.Attributes = {**self._labels, telemetry.OUTCOME: "ok"}
 
     def reading(self) -> bool:
         """Whether entries may be handed out."""
@@ -328,7 +329,7 @@ class Handling:
             for message in messages:
                 message.error = None
             return False
-        self._count("ok", len(messages))
+        telemetry.handled.add(len(messages), self._ok)
         self.last_progress = self._clock()
         if self._config.auto_ack:
             for message in messages:
@@ -341,7 +342,9 @@ class Handling:
     async def _run(self, turn: Turn, handle: Handle) -> None:
         """Run a handler, so that others know of it."""
         self._turns[turn] = None
-        self._ledger.busy.update(dict.fromkeys(turn.ids, turn))
+        busy = self._ledger.busy
+        for entry_id in turn.ids:
+            busy[entry_id] = turn
         if self._config.max_handler_seconds is not None:
             self._watch(turn, self._config.max_handler_seconds)
         try:
@@ -356,8 +359,8 @@ class Handling:
             turn.ended = True
             del self._turns[turn]
             for entry_id in turn.ids:
-                if self._ledger.busy.get(entry_id) is turn:
-                    del self._ledger.busy[entry_id]
+                if busy.get(entry_id) is turn:
+                    del busy[entry_id]
             self._deliveries.ended(turn)
 
     def _watch(self, turn: Turn, limit: float) -> None:

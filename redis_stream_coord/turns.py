@@ -32,6 +32,11 @@ class Turn:
         note: writes down in Redis that the messages are handed out; ``None`` where that is not needed before.
     """
 
+    __slots__ = (
+        *("messages", "ids", "began", "ended", "acknowledged", "watchdog", "surrendered"),
+        *("_as_list", "_decode", "_allowed", "_machine", "_note", "_lock", "_claimed", "_withdrawn", "_waiting"),
+    )
+
     def __init__(
         self,
         messages: Sequence[Message],
@@ -43,6 +48,7 @@ class Turn:
         note: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         self.messages = messages
+        self.ids = [message.id for message in messages]
         self.began: float | None = None  # on the clock of the machine
         self.ended = False
         self.acknowledged: set[str] = set()  # by the handler itself
@@ -56,11 +62,6 @@ class Turn:
         self._lock = threading.Lock()
         self._claimed = self._withdrawn = False
         self._waiting: asyncio.Future[Any] | None = None
-
-    @property
-    def ids(self) -> list[str]:
-        """Ids of the messages."""
-        return [message.id for message in self.messages]
 
     # --- for whoever hands out; on the event loop ---------------------------------------------------------------------
 
@@ -89,7 +90,8 @@ class Turn:
         self._claim()
         if self._note is not None:
             await self._note()
-        self._begin()
+            self._look_again()
+        self.began = self._machine.clock()
 
     def begin_in_thread(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin, in another thread than that of the event loop. Raises: `Withdrawn`, see `begin`."""
@@ -100,7 +102,8 @@ class Turn:
                 self._machine.block(noted.result, noted.done)
             except (concurrent.futures.CancelledError, RuntimeError):  # the loop ends, and everything with it
                 raise Withdrawn from None
-        self._begin()
+            self._look_again()
+        self.began = self._machine.clock()
 
     def _claim(self) -> None:
         with self._lock:
@@ -109,11 +112,10 @@ class Turn:
                 raise Withdrawn
             self._claimed = True
 
-    def _begin(self) -> None:
-        # Once more: the process may have been suspended, or waited for Redis.
+    def _look_again(self) -> None:
+        # Redis may have taken its time.
         if not self._allowed():
             raise Withdrawn
-        self.began = self._machine.clock()
 
     def argument(self) -> Any:
         """Decode, and return what the handler takes. Raises: what ``decode`` raises; the entry counts as failed."""

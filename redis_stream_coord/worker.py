@@ -232,7 +232,7 @@ class Worker:
         if page.entries and not self.received:
             self._handling.last_progress = self._clock()  # it was idle until now, and that is no lack of progress
         if not self._caught_up:
-            self._handling.suspects.update(entry.id for entry in page.entries)
+            self._handling.suspects.update(entry.id for entry in page.entries[: page.again])
         for entry in page.entries:
             self._lanes.add(entry)
         if page.caught_up and not self._caught_up:

@@ -55,6 +55,7 @@ class Page:
         held: a barrier is reached: what comes after it waits until the group has passed a resharding.
         recreated_at: the consumer group had vanished and was made anew at this position.
         gone: ids that were pending but exist no more (deleted or trimmed); they have been acknowledged.
+        again: so many of the entries, the first ones, were pending before.
     """
 
     entries: Sequence[Entry]
@@ -64,6 +65,7 @@ class Page:
     held: bool
     recreated_at: str | None
     gone: Sequence[str]
+    again: int
 
 
 def claim(keys: GroupKeys, fence: Fence) -> Command[str]:
@@ -121,7 +123,7 @@ def read(
 
 
 def _page(answer: list[Any]) -> Page:
-    rest = answer[7:]
+    rest = answer[8:]
     return Page(
         entries=[_entry(text(rest[i]), int(rest[i + 1]), rest[i + 2]) for i in range(0, len(rest), 3)],
         last=text(answer[1]) or None,
@@ -130,6 +132,7 @@ def _page(answer: list[Any]) -> Page:
         recreated_at=text(answer[4]) or None,
         gone=[text(entry_id) for entry_id in answer[5]],
         held=bool(answer[6]),
+        again=int(answer[7]),
     )
 
 

@@ -20,8 +20,8 @@
 -- @arg max_bytes integer   and so many bytes, unless the first alone has more
 -- @arg each integer        1: this owner writes each delivery down
 -- @returns OK, highest id seen or '', 1 if nothing is pending beyond it, id to wait beyond or '', position if the group
---   was made anew or '', ids of pending entries that exist no more, 1 if a barrier is reached, then of each entry: id,
---   deliveries, fields
+--   was made anew or '', ids of pending entries that exist no more, 1 if a barrier is reached, how many of the entries
+--   were pending before, then of each entry: id, deliveries, fields
 -- @error STREAM_MISSING
 local stored = fence.check(key.fence, arg)
 local limit = route.barrier(route.read(key.route), stored.passed)
@@ -65,6 +65,7 @@ for i, row in ipairs(page) do
     gone[#gone + 1] = row[1]
   end
 end
+local again = #entries
 if #claim > 5 then
   claim[#claim + 1] = 'JUSTID' -- leaves the delivery counts alone
   redis.call(unpack(claim))
@@ -100,7 +101,7 @@ if caught_up then
   if arg.after == '0-0' or #page > 0 then consumers.tidy(key.stream, arg.group, arg.member) end
 end
 
-local reply = { 'OK', last, caught_up and 1 or 0, wait_after, recreated, gone, held }
+local reply = { 'OK', last, caught_up and 1 or 0, wait_after, recreated, gone, held, again }
 for i, entry in ipairs(entries) do
   reply[#reply + 1] = entry[1]
   reply[#reply + 1] = deliveries[i]
