@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
 import pytest
 
 from redis_stream_coord import Finding, Monitor
@@ -209,3 +216,36 @@ def test_members_and_the_monitor_agree(bench: Bench) -> None:
     Peer(bench, "a").beat()
     with Monitor(bench.url) as monitor:
         assert monitor.resharding(bench.stream) is None
+
+
+def test_a_person_sees_how_far_it_is(bench: Bench, crew: Crew) -> None:
+    """On a terminal a bar shows the state, and what is left to consume."""
+    bench.create(shards=2, timings=STEADY)
+    member = crew.start("a")
+    member.owns(0, 1)
+    member.recorder.hold()
+    bench.fill(0, 5)
+    command = [sys.executable, "-m", "redis_stream_coord.cli", "scale", bench.stream, "--shards", "3", *WHO]
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*command, "--redis", bench.url],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env={**os.environ, "COLUMNS": "160", "TERM": "xterm"},
+        cwd=Path(__file__).parents[2],
+    )
+    os.close(theirs)
+    seen = b""
+    while b"5 entries left" not in seen:
+        seen += os.read(ours, 4096)
+    assert b"DRAINING" in seen
+    member.recorder.release()
+    while process.poll() is None:
+        with suppress(OSError):  # the terminal is gone when the program ends
+            seen += os.read(ours, 4096)
+    os.close(ours)
+    assert process.returncode == 0
+    assert process.stdout is not None
+    assert b"COMPLETED" in process.stdout.read()
+    process.stdout.close()
