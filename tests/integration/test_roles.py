@@ -14,6 +14,8 @@ from redis_stream_coord import (
     ConflictError,
     Consumer,
     DeadLetter,
+    Desired,
+    DesiredStream,
     Message,
     Monitor,
     NotFoundError,
@@ -52,7 +54,13 @@ def users(server: Server) -> Server:
     with server.client(protocol=2) as client:
         for role in acl.ROLES:
             rules = acl.rules(
-                role, stream=STREAM, group=GROUP, selectors=_has_selectors(server), dead_letters=[DEAD], duties=False
+                role,
+                stream=STREAM,
+                # A resharding concerns every group.
+                group=None if role == "WRITE" else GROUP,
+                selectors=_has_selectors(server),
+                dead_letters=[DEAD],
+                duties=False,
             )
             client.execute_command("ACL", "SETUSER", role.lower(), "reset", "on", ">change-me", *rules)
         client.execute_command("ACL", "LOG", "RESET")
@@ -165,6 +173,9 @@ def _consume(settings: RedisSettings) -> None:
         runner.close()
 
 
+_WANTED = Desired({STREAM: DesiredStream(stream=STREAM, shards=5, groups=(GROUP, OTHER))})
+
+
 def _monitor(call: Callable[[Monitor], Any]) -> Callable[[RedisSettings], Any]:
     def run(settings: RedisSettings) -> None:
         with Monitor(settings) as monitor:
@@ -184,10 +195,11 @@ def _admin(call: Callable[[Admin], Any]) -> Callable[[RedisSettings], Any]:
 # What is asked of the library, and who may: everybody else gets `PermissionDeniedError`, and nothing has changed.
 ASKED: dict[str, tuple[Callable[[RedisSettings], Any], set[Role]]] = {
     "publish": (_produce, {"WRITE", "PRODUCER"}),
-    "join and leave": (_consume, {"MEMBER"}),
+    # What an administrator does for a group without members is what a heartbeat does; but it cannot read a shard.
+    "join and leave": (_consume, {"MEMBER", "WRITE"}),
     "read the routing": (_monitor(lambda monitor: monitor.routing(STREAM)), {"READ", "WRITE", "MEMBER", "PRODUCER"}),
     "read the record": (_monitor(lambda m: m.describe(STREAM, group=GROUP)), {"READ", "WRITE", "MEMBER"}),
-    "read another group's record": (_monitor(lambda m: m.describe(STREAM, group=OTHER)), set()),
+    "read another group's record": (_monitor(lambda m: m.describe(STREAM, group=OTHER)), {"WRITE"}),
     "read the audit log": (_monitor(lambda m: m.audit(STREAM, group=GROUP)), {"READ", "WRITE"}),
     "read the index": (_monitor(lambda m: m.groups()), {"READ", "WRITE"}),
     "create a group": (
@@ -196,6 +208,14 @@ ASKED: dict[str, tuple[Callable[[RedisSettings], Any], set[Role]]] = {
     ),
     "change the retention": (_admin(lambda a: a.retain(STREAM, retention="all", reason="a test")), {"WRITE"}),
     "move a group": (_admin(lambda a: a.seek(STREAM, group=GROUP, to="newest", reason="a test")), {"WRITE"}),
+    "change the number of shards": (
+        _admin(lambda a: a.scale(STREAM, shards=5, reason="a test", wait=False)),
+        {"WRITE"},
+    ),
+    "freeze a group": (_admin(lambda a: a.freeze(STREAM, group=GROUP, reason="a test")), {"WRITE"}),
+    "reconcile a group": (_admin(lambda a: a.reconcile(STREAM, group=GROUP, reason="a test")), {"WRITE"}),
+    "change a limit": (_admin(lambda a: a.limit(STREAM, group=GROUP, mutations=9, reason="a test")), {"WRITE"}),
+    "apply a file": (_admin(lambda a: a.apply(a.plan(_WANTED), reason="a test", wait=False)), {"WRITE"}),
     "delete a group": (_admin(lambda a: a.delete(STREAM, group=GROUP, force=True, reason="a test")), {"WRITE"}),
 }
 
@@ -259,7 +279,8 @@ COMMANDS: dict[tuple[Any, ...], tuple[set[Role], set[Role]]] = {
     ("EVAL", _SET, 1, _ROUTE): ({"WRITE"}, {"MEMBER", "PRODUCER"}),
     ("HSET", _ROUTE, "state", "closed"): ({"WRITE"}, {"MEMBER", "PRODUCER"}),
     ("HSET", STREAM_KEYS.record, "shards", "9"): ({"WRITE"}, {"MEMBER", "PRODUCER"}),
-    ("HSET", GroupKeys(STREAM, OTHER).metadata, "version", "9"): (set(), set()),
+    ("HSET", GroupKeys(STREAM, OTHER).metadata, "version", "9"): ({"WRITE"}, set()),
+    ("DEL", GroupKeys(STREAM, OTHER).metadata): ({"WRITE"}, set()),
     # Shards.
     ("XADD", _SHARD, "*", "n", "1"): ({"WRITE", "PRODUCER"}, {"MEMBER"}),
     ("XREADGROUP", "GROUP", GROUP, "x", "STREAMS", _SHARD, ">"): ({"MEMBER"}, set()),
