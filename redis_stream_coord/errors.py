@@ -426,8 +426,7 @@ REFUSALS: Mapping[str, Refusal] = MappingProxyType(
         "ROUTE_MISSING": Refusal(
             RoutingUnavailableError,
             "the shard's route key is missing",
-            "It was deleted or lost. Call Admin.create(..., exist_ok=True) while the stream is being created, "
-            "or repair its routes.",
+            "It was deleted or lost. Admin.create(..., exist_ok=True) makes it anew, and so does a resharding.",
         ),
         "SAME_SHARD_COUNT": Refusal(
             ConflictError,

@@ -97,6 +97,29 @@ def look(keys: StreamKeys) -> Saga[Resharding | None]:
     return describe(keys.stream, view, waits)
 
 
+def mend_routes(keys: StreamKeys) -> Saga[list[int]]:
+    """Make routes that were lost, and open them, while no resharding is under way; its drivers do it otherwise.
+
+    Returns:
+        The shards that had none.
+    """
+    view: StreamView = yield commands.resharding(keys)
+    if view.layout.state != "active" or (view.saga is not None and view.saga.active):
+        return []
+    found, _ = yield from _all((shard, commands.rebuild(keys, shard, view)) for shard in range(view.layout.shards))
+    made = [shard for shard, new in found.items() if new]
+    if made:
+        # Read again: only a record that was read after the route was made may open it.
+        view = yield commands.resharding(keys)
+        layout = view.layout
+        yield from _all(
+            (shard, commands.open_route(keys, shard, epoch=layout.epoch, layout=layout.layout))
+            for shard in made
+            if shard < layout.shards and not (view.saga is not None and view.saga.active)
+        )
+    return made
+
+
 def carry_on(keys: StreamKeys, view: StreamView) -> Saga[tuple[bool, Waits]]:
     """Do for an active resharding what its state asks for.
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
 from typing import Literal
 
-from . import commands, routing
+from . import commands, reshard, routing
 from .commands import Command, Pause, Saga
 from .errors import AlreadyExistsError, ConfigError, CoordError, NotFoundError, refused
 from .governance import Governance, Request
@@ -143,6 +143,7 @@ class Sagas(Governance):
             layout = present
             yield from self._provision(keys, layout, start)
             yield commands.readable(keys, epoch=layout.epoch, step=2, shards=layout.shards)
+        yield from reshard.mend_routes(StreamKeys(keys.stream, keys.prefix))
         yield commands.enlist(keys, present=True)
 
     def _provision(self, keys: GroupKeys, layout: Layout, start: Start) -> Saga[int]:

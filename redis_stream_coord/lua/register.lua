@@ -20,12 +20,13 @@
 -- @error SHARDS_REQUIRED
 if redis.call('EXISTS', key.record) == 0 then
   if arg.shards < 0 then refuse('SHARDS_REQUIRED') end
-  local incarnation = int(clock.now_us())
+  -- No epoch is drawn twice, not by a record that is made anew either: fences remember which they have passed.
+  local incarnation, drawn = int(clock.now_us()), int(math.floor(clock.now_ms() / 1000))
   redis.call('HSET', key.record, 'schema', header.SCHEMA, 'stream', arg.stream, 'protocol_min', int(arg.protocol),
     'protocol_max', int(arg.protocol), 'incarnation', incarnation, 'version', '0', 'epoch', '1', 'shards',
     int(arg.shards), 'routing', arg.routing, 'layout', '1:' .. int(arg.shards) .. ':' .. incarnation, 'state',
     'creating', 'earlier', '-', 'retention', arg.retention, 'group_count', '0', 'saga', '-', 'barriers', '-', 'drawn',
-    '1', 'top', int(arg.shards), 'cuts_count', '0')
+    drawn, 'top', int(arg.shards), 'cuts_count', '0')
 end
 local record = layout.open(key.record, arg.protocol)
 if arg.shards >= 0 and arg.shards ~= record.shards then

@@ -17,6 +17,7 @@ from redis_stream_coord import (
     NoShardError,
     Producer,
     Resharding,
+    RoutingUnavailableError,
     WaitTimeoutError,
 )
 from redis_stream_coord.commands import Command, Pause, Together
@@ -265,6 +266,19 @@ def test_a_deleted_group_leaves_tombstones_where_there_were_shards_once(bench: B
     bench.delete()
     keys = GroupKeys(bench.stream, GROUP)
     assert all(bench.redis.hget(keys.fence(shard), "incarnation") for shard in range(3))
+
+
+def test_a_lost_route_is_made_anew_by_creating_the_group_again(bench: Bench, crew: Crew) -> None:
+    bench.create(shards=2, timings=STEADY)
+    scale(bench, 3)
+    a = crew.start("a")
+    a.owns(0, 1, 2)
+    bench.redis.delete(StreamKeys(bench.stream).shard(1).route)
+    with pytest.raises(RoutingUnavailableError):
+        bench.fill(1)
+    bench.create(shards=3, exist_ok=True)
+    assert bench.monitor.routing(bench.stream).problems == ()
+    a.finishes(*bench.fill(1, 2))
 
 
 # --- what a person asks -----------------------------------------------------------------------------------------------

@@ -488,3 +488,20 @@ def test_older_words_about_readable_shards_are_ignored() -> None:
         assert say(4, 2, 2) == [0, 1, 2, 3]
         assert say(5, 2, 3) == [0, 1, 2]
         assert say(6, 1, 1) == [0]
+
+
+def test_a_record_that_is_made_anew_draws_epochs_that_no_fence_has_passed() -> None:
+    with world(1, shards=2) as some:
+        work(some, 40)
+        some.scale(3)
+        some.finish()
+        epoch = some.view().layout.epoch
+        for key in (KEYS.record, *(KEYS.shard(shard).route for shard in range(3))):
+            some.group.client.delete(key)
+        some.group.clock.advance(5)
+        some.group.run(commands.register(GroupKeys("orders", "billing"), shards=3, routing="jump-v1"))
+        some.group.client.hset(KEYS.record, "state", "active")
+        some.scale(4)
+        saga = some.view().saga
+        assert saga is not None
+        assert saga.epoch > epoch
