@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from redis_stream_coord import commands
-from redis_stream_coord.commands import Fence, HeartbeatRequest, Pause
+from redis_stream_coord.commands import Fence, HeartbeatRequest, Pause, Together
 from redis_stream_coord.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -33,7 +33,10 @@ def drive(group: FakeGroup, saga: Any) -> Any:
         while True:
             assert not isinstance(step, Pause)
             try:
-                result = group.run(step) if step.name != "CLIENT INFO" else {}
+                if isinstance(step, Together):
+                    result: Any = [group.run(command) for command in step.commands]
+                else:
+                    result = group.run(step) if step.name != "CLIENT INFO" else {}
             except CoordError as error:
                 step = saga.throw(error)
             else:
