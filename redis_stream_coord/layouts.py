@@ -7,6 +7,7 @@ makes publishing fail: a producer never guesses.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from . import commands, telemetry
 from .attempts import Course
@@ -31,11 +32,19 @@ class Layouts:
         lease_seconds: how long a layout may be used without having been read again.
         clock: seconds that never go back.
         window_seconds: layouts that ended so long ago, or later, are asked for too.
+        lock: held while an answer is taken. Threads ask at the same time; half of a newer answer beside half of an
+            older one would look like a regression.
     """
 
     def __init__(
-        self, keys: StreamKeys, lease_seconds: float, clock: Callable[[], float], window_seconds: float = 0.0
+        self,
+        keys: StreamKeys,
+        lease_seconds: float,
+        clock: Callable[[], float],
+        window_seconds: float = 0.0,
+        lock: AbstractContextManager[object] | None = None,
     ) -> None:
+        self._lock = lock or nullcontext()
         self.keys = keys
         self.clock = clock
         self.lease_seconds = lease_seconds
@@ -69,6 +78,10 @@ class Layouts:
             UnsupportedProtocolError: it routes keys in an unknown way.
             RoutingUnavailableError: the stream is still being created.
         """
+        with self._lock:
+            return self._take(layout, asked_at)
+
+    def _take(self, layout: Layout, asked_at: float) -> Course:
         seen = self._course
         if seen is not None and _is_behind(layout, seen.layout):
             if asked_at < self._taken_at:

@@ -111,7 +111,7 @@ class Publishing:
         self.keys = StreamKeys(stream, settings.key_prefix)
         self.clock = settings.machine.clock
         window_seconds = EVENT_ID_WINDOW_SECONDS if fenced else 0.0
-        self.layouts = Layouts(self.keys, lease_seconds, self.clock, window_seconds)
+        self.layouts = Layouts(self.keys, lease_seconds, self.clock, window_seconds, lock)
         self.attempts = Attempts(self.clock, lock, EVENT_ID_WINDOW_SECONDS, EVENT_ID_WINDOW_COUNT)
         self.gate = Gate(self.keys.stream)
         self.fenced = fenced
