@@ -108,6 +108,7 @@ def seek_moves_a_group(bench: Bench) -> None:
     assert [entry.id for entry in page.entries] == entries[1:]
     bench.admin.seek(bench.stream, group=GROUP, to="newest", reason="a case")
     bench.admin.seek(bench.stream, group=GROUP, to="oldest", reason="a case")
+    bench.groups.add("nobody")
     refusal(lambda: bench.admin.seek(bench.stream, group="nobody", to="oldest", reason="a case"), NotFoundError)
 
 

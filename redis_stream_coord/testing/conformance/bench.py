@@ -35,6 +35,7 @@ class Bench:
     Attributes:
         settings: to give to consumers and so on.
         stream: name of a logical stream that nobody else uses.
+        groups: names of all groups that the case may have left something of.
         published: how many entries `fill` has published.
         timings: so short that a case may wait for a lease, and no shorter than a busy machine can keep.
     """
@@ -51,7 +52,7 @@ class Bench:
         self.producer = Producer(self.stream, redis=self.settings)
         self.published = 0
         self._consumers: list[Consumer] = []
-        self._groups: set[str] = set()
+        self.groups: set[str] = set()
 
     @property
     def settings(self) -> RedisSettings:
@@ -79,7 +80,7 @@ class Bench:
     def create(self, *, shards: int | None = 4, group: str = GROUP, **options: Any) -> GroupView:
         """Create the group."""
         options = {"timings": self.timings, "reason": "a case", **options}
-        self._groups.add(group)
+        self.groups.add(group)
         return self.admin.create(self.stream, group=group, shards=shards, **options)
 
     def view(self) -> GroupView:
@@ -158,10 +159,10 @@ class Bench:
 
     def _delete_keys(self) -> None:
         stream = StreamKeys(self.stream, self._settings.key_prefix)
-        keys = [stream.record, stream.audit]
-        for group in self._groups:
+        keys = _keys_of(stream)
+        for group in self.groups:
             names = GroupKeys(self.stream, group, self._settings.key_prefix)
-            keys += [names.metadata, names.leases, names.events, names.audit, *map(names.fence, range(16))]
+            keys += [*_keys_of(names), *map(names.fence, range(16))]
             self.raw("SREM", index(self._settings.key_prefix), f"{self.stream}:{group}")
         for number in range(16):
             shard = stream.shard(number)
@@ -268,6 +269,11 @@ def refusal(call: Callable[[], object], kind: type[CoordError] = CoordError) -> 
     except kind as error:
         return error
     raise AssertionError(f"not refused, but answered with {result}")
+
+
+def _keys_of(names: GroupKeys | StreamKeys) -> list[str]:
+    """Return every key that has a name of its own there."""
+    return [getattr(names, name) for name, kind in vars(type(names)).items() if isinstance(kind, property)]
 
 
 def fields(flat: list[Any]) -> dict[str, str]:
