@@ -52,7 +52,7 @@ def reconcile(session: Session, request: Request, *, stream: str, group: str) ->
 @click.argument("group", required=False)
 @click.option("--principal", default="*", show_default=True, help="A Redis user; *: all without a limit of their own.")
 @click.option("--mutations", type=click.IntRange(min=0), help="So many in --per-seconds.")
-@click.option("--per-seconds", type=click.IntRange(min=1), default=60, show_default=True)
+@click.option("--per-seconds", type=click.IntRange(min=1), default=60, show_default=True, help="Of --mutations.")
 @click.option("--none", is_flag=True, help="No limit of its own any more.")
 def limit(
     session: Session,
