@@ -5,6 +5,7 @@ Start with `Admin.create`, `Producer.publish` and `Consumer.run`; see the README
 
 from .admin import Admin, AsyncAdmin
 from .async_consumer import AsyncConsumer
+from .backups import Backup
 from .collector import Collector
 from .consumer import Consumer
 from .desired import Change, Desired, DesiredStream, Plan
@@ -60,6 +61,7 @@ from .policies import Batch, DeadLetter, Poison, Retry
 from .producer import AsyncProducer, Producer, Router
 from .settings import RedisSettings
 from .triage import Finding
+from .verification import Discrepancy
 from .views import (
     AssignmentView,
     AuditEntry,
@@ -89,6 +91,7 @@ __all__ = [
     "AsyncMonitor",
     "AsyncProducer",
     "AuditEntry",
+    "Backup",
     "Batch",
     "Change",
     "Collector",
@@ -102,6 +105,7 @@ __all__ = [
     "DeadLetter",
     "Desired",
     "DesiredStream",
+    "Discrepancy",
     "DrainTimeoutError",
     "DuplicateMemberError",
     "EventEntry",

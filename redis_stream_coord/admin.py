@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from types import TracebackType
 
 from . import applying, routing
+from .backups import Backup
 from .desired import Change, Desired, Plan
 from .models import GroupView, Resharding, ScalePlan, Timings
+from .repairs import Part, Repairs
 from .runner import AsyncRunner, SyncRunner
 from .sagas import Retention, Start
-from .scaling import Scaling
 from .settings import RedisSettings
+from .verification import Discrepancy
 
 
 class Admin:
@@ -27,7 +29,7 @@ class Admin:
     """
 
     def __init__(self, redis: str | RedisSettings, *, requested_by: str) -> None:
-        self._sagas = Scaling(redis, requested_by=requested_by)
+        self._sagas = Repairs(redis, requested_by=requested_by)
         self._runner = SyncRunner(self._sagas.settings)
 
     def create(
@@ -333,6 +335,105 @@ class Admin:
         """
         return self._runner.drive(applying.apply(self._sagas, plan, reason, wait, progress, request_id))
 
+    def verify(
+        self, stream: str | None = None, *, group: str | None = None, against: Backup | None = None
+    ) -> Sequence[Discrepancy]:
+        """Hold records, invariants, fences, routes, leases, registrations and the index against each other.
+
+        Parameters:
+            stream: only this stream; ``None``: everything, also what the index does not name.
+            group: only this group of it.
+            against: a backup; records that are older than it are found too. It is the only witness of a Redis that went
+                back as a whole while nobody was connected.
+
+        Returns:
+            What is not as it should be; empty when all is well. Changes nothing.
+        """
+        return self._runner.drive(self._sagas.verify(stream, group, against))
+
+    def backup(self, stream: str | None = None, *, group: str | None = None) -> Backup:
+        """Read the records of streams and groups.
+
+        Parameters:
+            stream: only this stream and its groups; ``None``: all.
+            group: only this group of it.
+
+        Raises:
+            MetadataError: a record is damaged, and so no backup.
+            NotFoundError: there is no such stream or group.
+        """
+        return self._runner.drive(self._sagas.backup(stream, group))
+
+    def restore(
+        self, backup: Backup, stream: str, *, reason: str, group: str | None = None, request_id: str | None = None
+    ) -> None:
+        """Put a record back as a backup has it, unless anybody has seen more than it knows.
+
+        Parameters:
+            backup: see `backup` and `Backup.load`.
+            stream: whose record; its own if no group is given.
+            reason: why; recorded.
+            group: the group whose record is put back.
+            request_id: the same id again returns the recorded outcome.
+
+        Raises:
+            MetadataRegressionError: a fence, a route, a member or the stored record is ahead; says which.
+            NotFoundError: the backup has no such stream or group.
+        """
+        self._runner.drive(self._sagas.restore(backup, stream, group, reason, request_id))
+
+    def recreate(
+        self,
+        stream: str,
+        *,
+        group: str,
+        reason: str,
+        timings: Timings | None = None,
+        request_id: str | None = None,
+    ) -> GroupView:
+        """Begin a new lifecycle of a group whose record is lost, damaged or too old, also while it is frozen.
+
+        Members of the old lifecycle are fenced and join the new one. Consumer groups on the shards keep their places.
+
+        Parameters:
+            stream, group: its names.
+            reason: why; recorded.
+            timings: see `Timings`; ``None``: those it had, if they can still be read.
+            request_id: the same id again returns the recorded outcome.
+
+        Raises:
+            ConfigError: the stream has no record either; restore that first, or create it.
+        """
+        return self._runner.drive(self._sagas.recreate(stream, group, timings, reason, request_id))
+
+    def repair(
+        self,
+        what: Part,
+        *,
+        reason: str,
+        stream: str | None = None,
+        group: str | None = None,
+        request_id: str | None = None,
+    ) -> Sequence[str]:
+        """Rebuild what follows from the records.
+
+        Parameters:
+            what: ``index``: the list of all groups, by a scan; ``routes``: those that are missing, from the stream's
+                record; ``leases``: forget all, so that each member gets a full one.
+            reason: why; recorded.
+            stream: needed for ``routes`` and ``leases``.
+            group: needed for ``leases``.
+            request_id: the same id again returns the recorded outcome.
+
+        Returns:
+            What was done, a line for each.
+
+        Raises:
+            MetadataRegressionError: a route is ahead of the record.
+            ConflictError: the stream is being resharded, and whoever drives that makes missing routes.
+        """
+        return self._runner.drive(self._sagas.repair(what, stream, group, reason, request_id))
+
     def close(self) -> None:
         """Close the connections."""
         self._runner.close()
@@ -350,7 +451,7 @@ class AsyncAdmin:
     """Creates and deletes groups, and changes numbers of shards, from coroutines. Parameters as `Admin`."""
 
     def __init__(self, redis: str | RedisSettings, *, requested_by: str) -> None:
-        self._sagas = Scaling(redis, requested_by=requested_by)
+        self._sagas = Repairs(redis, requested_by=requested_by)
         self._runner = AsyncRunner(self._sagas.settings)
 
     async def create(
@@ -484,6 +585,46 @@ class AsyncAdmin:
     ) -> tuple[Change, ...]:
         """Carry a plan out; see `Admin.apply`."""
         return await self._runner.drive(applying.apply(self._sagas, plan, reason, wait, progress, request_id))
+
+    async def verify(
+        self, stream: str | None = None, *, group: str | None = None, against: Backup | None = None
+    ) -> Sequence[Discrepancy]:
+        """Hold everything against everything; see `Admin.verify`."""
+        return await self._runner.drive(self._sagas.verify(stream, group, against))
+
+    async def backup(self, stream: str | None = None, *, group: str | None = None) -> Backup:
+        """Read the records; see `Admin.backup`."""
+        return await self._runner.drive(self._sagas.backup(stream, group))
+
+    async def restore(
+        self, backup: Backup, stream: str, *, reason: str, group: str | None = None, request_id: str | None = None
+    ) -> None:
+        """Put a record back; see `Admin.restore`."""
+        await self._runner.drive(self._sagas.restore(backup, stream, group, reason, request_id))
+
+    async def recreate(
+        self,
+        stream: str,
+        *,
+        group: str,
+        reason: str,
+        timings: Timings | None = None,
+        request_id: str | None = None,
+    ) -> GroupView:
+        """Begin a new lifecycle of a group; see `Admin.recreate`."""
+        return await self._runner.drive(self._sagas.recreate(stream, group, timings, reason, request_id))
+
+    async def repair(
+        self,
+        what: Part,
+        *,
+        reason: str,
+        stream: str | None = None,
+        group: str | None = None,
+        request_id: str | None = None,
+    ) -> Sequence[str]:
+        """Rebuild what follows from the records; see `Admin.repair`."""
+        return await self._runner.drive(self._sagas.repair(what, stream, group, reason, request_id))
 
     async def close(self) -> None:
         """Close the connections."""

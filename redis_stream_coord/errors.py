@@ -302,6 +302,12 @@ REFUSALS: Mapping[str, Refusal] = MappingProxyType(
             "a key on the shard's slot is ahead of the stored record: {detail}",
             "The record was lost or restored from an old backup. Do not force it: recreate the group.",
         ),
+        "BACKUP_BEHIND": Refusal(
+            MetadataRegressionError,
+            "the backup is older than what has been seen since: {detail}",
+            "Restoring it would take back what somebody has built on. Recreate the group as a new lifecycle: "
+            "Admin.recreate.",
+        ),
         "BUSY": Refusal(
             ConflictError,
             "not at this moment: {detail}",

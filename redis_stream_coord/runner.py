@@ -20,7 +20,7 @@ import redis.exceptions
 import tenacity
 
 from . import acl, telemetry
-from .commands import Command, Pause, Saga, Together
+from .commands import Command, Pause, Saga, Scan, Together, text
 from .errors import CoordError, CorruptMetadataError, LifecycleError, PermissionDeniedError, RedisUnavailableError
 from .settings import RedisSettings
 from .tasks import end
@@ -259,6 +259,8 @@ class SyncRunner:
                         self.settings.machine.sleep(step.seconds)
                     elif isinstance(step, Together):
                         result = self.pipeline(step.commands)
+                    elif isinstance(step, Scan):
+                        result = self.scan(step.pattern)
                     else:
                         result = self.run(step, retry=retry)
                 except CoordError as error:
@@ -267,6 +269,17 @@ class SyncRunner:
                     step = saga.send(result)
         except StopIteration as over:
             return cast(T, over.value)
+
+    def scan(self, pattern: str) -> list[str]:
+        """Return every key that fits a glob-style pattern, sorted. Raises: `RedisUnavailableError`, `CoordError`."""
+        try:
+            found = {text(key) for key in self._connected().scan_iter(match=pattern, count=1000)}
+        except CoordError:
+            raise
+        except Exception as error:
+            self._after(error)
+            raise translate(error, "SCAN") from error
+        return sorted(found)
 
     def pipeline(self, commands: Sequence[Command[T]]) -> Sequence[T | CoordError]:
         """Send many commands in one go, where one server has all keys; on Cluster one after another.
@@ -411,6 +424,8 @@ class AsyncRunner:
                         await asyncio.sleep(step.seconds)
                     elif isinstance(step, Together):
                         result = await self.pipeline(step.commands)
+                    elif isinstance(step, Scan):
+                        result = await self.scan(step.pattern)
                     else:
                         result = await self.run(step, retry=retry)
                 except CoordError as error:
@@ -419,6 +434,18 @@ class AsyncRunner:
                     step = saga.send(result)
         except StopIteration as over:
             return cast(T, over.value)
+
+    async def scan(self, pattern: str) -> list[str]:
+        """Return every key that fits a glob-style pattern; see `SyncRunner.scan`."""
+        try:
+            async with self._lock:
+                client = await self._connected()
+                found = {text(key) async for key in client.scan_iter(match=pattern, count=1000)}
+        except CoordError:
+            raise
+        except Exception as error:
+            raise translate(error, "SCAN") from error
+        return sorted(found)
 
     async def pipeline(self, commands: Sequence[Command[T]]) -> Sequence[T | CoordError]:
         """Send many commands in one go; see `SyncRunner.pipeline`."""

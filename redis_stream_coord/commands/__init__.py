@@ -4,7 +4,7 @@ A `Command` is a value. The runners of `redis_stream_coord.runner` send it, sync
 any I/O. Work that takes several commands is a *saga*: a generator that yields commands and is sent their results.
 """
 
-from .base import PROTOCOL, SCHEMA, Command, Pause, Saga, Together, text
+from .base import PROTOCOL, SCHEMA, Command, Pause, Saga, Scan, Together, text
 from .membership import Heard, HeartbeatReply, HeartbeatRequest, Holdings, heard, heartbeat
 from .plain import append_to, client_id, client_info, unblock, wait
 from .reads import audit_log, entries, event_log, inspect, pending_of, ping, published, route
@@ -24,6 +24,7 @@ from .records import (
     reconcile,
     record,
 )
+from .repair import fields_of, forget_leases, last_event, note_repair, restore, restore_stream
 from .resharding import (
     CUTS_AT_ONCE,
     Barrier,
@@ -83,6 +84,7 @@ __all__ = [
     "SCHEMA",
     "Saga",
     "SagaRecord",
+    "Scan",
     "StreamView",
     "Together",
     "abandon",
@@ -109,17 +111,21 @@ __all__ = [
     "event_log",
     "evidence",
     "failed",
+    "fields_of",
+    "forget_leases",
     "freeze",
     "groups",
     "heard",
     "heartbeat",
     "inspect",
     "lag",
+    "last_event",
     "layout",
     "limit",
     "mark",
     "note_cuts",
     "note_deliveries",
+    "note_repair",
     "open_route",
     "pass_barrier",
     "pending_of",
@@ -134,6 +140,8 @@ __all__ = [
     "record",
     "register",
     "resharding",
+    "restore",
+    "restore_stream",
     "retain",
     "retire",
     "revise",

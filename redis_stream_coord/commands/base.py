@@ -18,7 +18,7 @@ SCHEMA = 1
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-Saga = Generator["Command[Any] | Pause | Together", Any, T]
+Saga = Generator["Command[Any] | Pause | Scan | Together", Any, T]
 
 
 @attrs.frozen
@@ -26,6 +26,13 @@ class Pause:
     """What a saga yields to wait for so many seconds."""
 
     seconds: float
+
+
+@attrs.frozen
+class Scan:
+    """What a saga yields to look for keys, on every node of a Cluster. It is sent back a sorted list of them."""
+
+    pattern: str
 
 
 @attrs.frozen

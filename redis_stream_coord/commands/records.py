@@ -20,6 +20,7 @@ def create(
     epoch: int,
     timings: Timings,
     deleted: str | None = None,
+    anew: bool = False,
     request_id: str,
     audit: Mapping[str, str],
 ) -> Command[int]:
@@ -28,6 +29,7 @@ def create(
     Parameters:
         incarnation: above those of all fences that were found.
         deleted: the last deletion, as `deletion` gave it before the shards were provisioned.
+        anew: in place of a record that is lost, damaged or too old.
 
     Raises (when run): `AlreadyExistsError`; `ConflictError`: it was deleted meanwhile.
     """
@@ -45,6 +47,7 @@ def create(
             "lease_ms": round(timings.lease_seconds * 1000),
             "rebalance_ms": round(timings.rebalance_seconds * 1000),
             "deleted": deleted or "-",
+            "anew": int(anew),
             "request_id": request_id,
             "audit": flat(audit),
         },

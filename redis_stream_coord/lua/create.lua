@@ -22,6 +22,7 @@
 -- @arg lease_ms integer
 -- @arg rebalance_ms integer
 -- @arg deleted string         the last deletion, as it was before the shards were provisioned
+-- @arg anew integer          1: in place of a record that is lost, damaged or too old
 -- @arg request_id string
 -- @arg audit list            field, value, ... of the audit entry
 -- @returns OK, incarnation
@@ -29,7 +30,11 @@
 -- @error DELETED_MEANWHILE
 local before = audit.begin(key.audit, key.limits, 'create', arg)
 if before then return { 'OK', before } end
-if redis.call('EXISTS', key.metadata) == 1 then
+local found = 0
+if arg.anew == 1 then
+  local values = redis.pcall('HMGET', key.metadata, 'incarnation')
+  found = tonumber(values[1] or '0') or 0
+elseif redis.call('EXISTS', key.metadata) == 1 then
   local g = group.open(key.metadata)
   audit.deny(key.audit, 'create', arg, 'EXISTS', int(g.incarnation))
 end
@@ -37,7 +42,8 @@ local last = redis.call('HMGET', key.deleted, 'incarnation', 'state')
 local deleted = last[1] and last[1] .. ' ' .. (last[2] or '') or '-'
 -- A deletion has taken apart what was provisioned, or is about to.
 if deleted ~= arg.deleted or string.match(deleted, 'unfinished$') then refuse('DELETED_MEANWHILE', deleted) end
-local incarnation = int(math.max(arg.incarnation, (tonumber(last[1] or '0') or 0) + 1, clock.now_us()))
+if arg.anew == 1 then redis.call('DEL', key.metadata) end
+local incarnation = int(math.max(arg.incarnation, (tonumber(last[1] or '0') or 0) + 1, found + 1, clock.now_us()))
 local record = { schema = header.SCHEMA, stream = arg.stream, group = arg.group, duty = 'member=- since_ms=0',
   protocol_min = int(arg.protocol), protocol_max = int(arg.protocol), incarnation = incarnation,
   heartbeat_ms = int(arg.heartbeat_ms), lease_ms = int(arg.lease_ms), rebalance_ms = int(arg.rebalance_ms),
