@@ -71,11 +71,23 @@ _OF_DUTIES = ("record", "route")
 # Plain commands that are sent beside the scripts.
 _PLAIN: Mapping[Role, frozenset[str]] = MappingProxyType(
     {
-        "READ": frozenset(["HGET", "HGETALL", "SMEMBERS", "TIME", "XRANGE", "XREVRANGE"]),
+        "READ": frozenset(["HGET", "HGETALL", "SCAN", "SMEMBERS", "TIME", "XRANGE", "XREVRANGE"]),
         "MEMBER": frozenset(["XREAD", "XINFO|GROUPS", "CLIENT|ID", "CLIENT|UNBLOCK"]),
         "PRODUCER": frozenset(["HGETALL", "XADD"]),
         "WRITE": frozenset(
-            ["CLIENT|INFO", "HGET", "HGETALL", "SADD", "SMEMBERS", "SREM", "TIME", "XADD", "XRANGE", "XREVRANGE"]
+            [
+                "CLIENT|INFO",
+                "HGET",
+                "HGETALL",
+                "SADD",
+                "SCAN",
+                "SMEMBERS",
+                "SREM",
+                "TIME",
+                "XADD",
+                "XRANGE",
+                "XREVRANGE",
+            ]
         ),
     }
 )

@@ -22,6 +22,7 @@ LOOKS = {
     "HLEN",
     "HMGET",
     "MEMORY|USAGE",
+    "SCAN",
     "SMEMBERS",
     "TIME",
     "XINFO|CONSUMERS",
