@@ -134,7 +134,6 @@ def _hash(model: Model) -> list[str]:
     return chance.choice(
         [
             ["HSET", key, field, value, "u", str(chance.randint(0, 10**16))],
-            ["HSETNX", key, field, value],
             ["HGET", key, field],
             ["HMGET", key, field, value, "u"],
             ["HDEL", key, field],
