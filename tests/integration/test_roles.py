@@ -133,6 +133,8 @@ def _look_at_everything(monitor: Monitor) -> None:
     assert monitor.describe(STREAM, group=GROUP).violations() == []
     assert monitor.routing(STREAM).problems == ()
     assert len(monitor.shards(STREAM, group=GROUP)) == 4
+    assert monitor.triage(STREAM, group=GROUP)
+    assert monitor.resharding(STREAM) is None
     monitor.messages(STREAM, group=GROUP)
     monitor.messages(STREAM, event_id="twenty")
     assert monitor.events(STREAM, group=GROUP)
@@ -355,3 +357,30 @@ def test_a_consumer_without_client_unblock_works(users: Server) -> None:
         for n in range(8):
             producer.publish({"n": str(n)}, key=str(n))
         eventually(lambda: len(handled) == 8, what="all are handled")
+
+
+def test_members_carry_a_resharding_on_and_those_without_the_duty_leave_it_to_an_administrator(users: Server) -> None:
+    server = users
+    selectors = _has_selectors(server)
+    with server.client(protocol=2) as client:
+        rules = acl.rules("MEMBER", stream=STREAM, group=GROUP, selectors=selectors)
+        client.execute_command("ACL", "SETUSER", "driver", "reset", "on", ">change-me", *rules)
+    with (
+        Admin(_settings(server, "WRITE"), requested_by="tests") as admin,
+        Monitor(_settings(server, "READ")) as monitor,
+    ):
+        admin.delete(STREAM, group=OTHER, reason="a test")
+        with Consumer(STREAM, group=GROUP, redis=_settings(server, "driver"), handler=print) as consumer:
+            eventually(lambda: len(consumer.assignment) == 4, what="it owns all shards")
+            admin.scale(STREAM, shards=5, reason="a test", wait=False)
+            eventually(lambda: len(consumer.assignment) == 5, within_seconds=30, what="it carried the resharding on")
+            eventually(
+                lambda: (found := monitor.resharding(STREAM)) is not None and found.state == "COMPLETED",
+                within_seconds=30,
+                what="it is over",
+            )
+        with Consumer(STREAM, group=GROUP, redis=_settings(server, "MEMBER"), handler=print) as consumer:
+            eventually(lambda: len(consumer.assignment) == 5, what="it owns all shards")
+            begun = admin.scale(STREAM, shards=6, reason="a test", wait=False)
+            assert admin.wait(begun, timeout_seconds=30).state == "COMPLETED"
+            eventually(lambda: len(consumer.assignment) == 6, within_seconds=30, what="it reads the added shard too")
