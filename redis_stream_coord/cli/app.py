@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 import click
 
-from . import changing, declaring, looking, operating, roles, scaling
+from . import changing, declaring, looking, operating, repairing, roles, scaling
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -25,6 +25,7 @@ for _command in (
     *changing.COMMANDS,
     *declaring.COMMANDS,
     *operating.COMMANDS,
+    *repairing.COMMANDS,
     *scaling.COMMANDS,
     *roles.COMMANDS,
 ):

@@ -80,6 +80,7 @@ def _reads(bench: Bench) -> dict[str, Sequence[str]]:
         "triage": ["triage", *names],
         "migrations": ["migrations", bench.stream],
         "compatibility": ["compatibility"],
+        "verify": ["verify"],
         "acl": ["acl", "MEMBER"],
     }
 
@@ -95,6 +96,8 @@ def _mutations(bench: Bench) -> dict[str, Sequence[str]]:
         "freeze": ["freeze", *names],
         "unfreeze": ["unfreeze", *names],
         "reconcile": ["reconcile", *names],
+        "repair": ["repair", "index"],
+        "recreate": ["recreate", *names, "--yes"],
         "limit": ["limit", *names, "--mutations", "1000"],
         "seek": ["seek", *names, "--to", "oldest", "--yes"],
         "delete": ["delete", *names, "--force", "--yes"],
@@ -126,7 +129,13 @@ def lost(before: Any, now: Any, at: str = "") -> list[str]:
 
 
 def test_every_command_has_a_document_and_its_envelope(group: Bench, run: CommandLine) -> None:
-    assert set(cli.commands) - set(_reads(group)) - set(_mutations(group)) == {"completion", "plan", "apply"}
+    assert set(cli.commands) - set(_reads(group)) - set(_mutations(group)) == {
+        "completion",
+        "plan",
+        "apply",
+        "backup",
+        "restore",
+    }
     for name, words in _reads(group).items():
         document = run(*words, "--json").document
         assert (document["schema"], document["command"], document["ok"]) == (1, name, True)
