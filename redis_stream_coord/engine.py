@@ -359,8 +359,11 @@ class Engine:
             await self._callbacks.revoked(worker.held.shard)
 
     def drained(self, worker: Worker) -> None:
-        if self._workers.get(worker.held.shard) is worker:
+        present = self._workers.get(worker.held.shard)
+        if present is worker:
             del self._workers[worker.held.shard]
+        elif present is not None and present.held == worker.held:
+            return  # the shard came back under the same token: a later worker has it, and entries in handlers perhaps
         self.session.drained(worker.held)
         began = self._drain_began.pop(worker.held, None)
         if began is not None:

@@ -315,13 +315,13 @@ class Session:
             return lost
         # Damaged, newer or older metadata: the session stays, to go on or to bear witness, but nothing is read.
         self._move(Input.UNUSABLE)
-        return self._lose(f"the metadata cannot be used: {error}")
+        return self._lose(f"the metadata cannot be used: {error}", ended=False)
 
     def tick(self, now: float) -> list[Action]:
         """Give everything up when the lease has passed on the local clock. Call it at `lease_until`."""
         if now < self.lease_until:
             return []
-        return self._lose("the lease ran out without an answer from Redis")
+        return self._lose("the lease ran out without an answer from Redis", ended=False)
 
     # --- what the engine reports --------------------------------------------------------------------------------------
 
@@ -491,9 +491,15 @@ class Session:
     def _shards_to_drain(self) -> bool:
         return any(s.state in _HOLDING for s in self._shards.values())
 
-    def _lose(self, reason: str) -> list[Action]:
+    def _lose(self, reason: str, *, ended: bool = True) -> list[Action]:
+        """Give up what is held.
+
+        Unless the session has `ended`, tokens reported as drained or unusable stay known: a copy of the report may be
+        on the wire, and would free the shard while it is read under them again.
+        """
         lost = tuple(s.held for s in self._shards.values() if s.state in _HOLDING)
-        self._shards.clear()
+        kept = {} if ended else {i: s for i, s in self._shards.items() if s.state not in _HOLDING}
+        self._shards = kept
         return [Lost(lost, reason)] if lost else []
 
     def _restart(self, *, incarnation: int) -> None:

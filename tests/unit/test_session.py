@@ -168,6 +168,18 @@ def test_after_a_lost_lease_the_same_token_is_claimed_again(session: Recorded) -
     assert session.hear(reply(assigned={0: 11})) == [Claim(S0)]
 
 
+def test_a_lost_lease_does_not_bring_back_a_token_that_was_given_up(session: Recorded) -> None:
+    """The heartbeat that said so was delayed: it freed the shard while a handler ran under the very token."""
+    session.own(s0=11)
+    session.surrender(S0)
+    session.take(session.request(), AWAY)
+    session.now += LEASE_SECONDS
+    assert session.tick(session.now) == []
+    assert session.hear(reply(assigned={0: 11})) == []
+    assert session.request().refused == [(0, 11, 0)]
+    assert session.hear(reply(assigned={0: 13})) == [Claim(Held(0, 13))]
+
+
 def test_what_is_asked_back_and_not_held_is_reported_at_once(session: Recorded) -> None:
     session.own(s0=11)
     session.tick(session.now + 20)
