@@ -1,0 +1,199 @@
+"""What may happen in one schedule: every seed has faults of its own kind, so that none hides behind another."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import attrs
+
+from redis_stream_coord.models import Timings
+
+# How often each thing is tried when it is left in, in relation to the others.
+THINGS: Mapping[str, int] = {
+    "start": 10,
+    "beat": 24,
+    "send_beat": 10,
+    "work": 100,
+    "deliver": 26,
+    "receive": 20,
+    "give_up": 4,
+    "arrive_late": 10,
+    "publish": 36,
+    "hear": 4,
+    "pass_time": 24,
+    "get_stuck": 1,
+    "crash": 2,
+    "freeze": 3,
+    "thaw": 3,
+    "cut": 3,
+    "reconnect": 3,
+    "leave": 5,
+    "change_weight": 3,
+    "lose_leases": 1,
+    "lose_fence": 1,
+    "lose_events": 1,
+    "lose_consumer_group": 1,
+    "trim": 2,
+    "seek": 3,
+    "recreate": 1,
+    "rollback": 1,
+    "restore": 1,
+    "operate": 12,
+}
+# What a schedule may do without.
+OPTIONAL = (
+    *(
+        "send_beat",
+        "give_up",
+        "arrive_late",
+        "get_stuck",
+        "crash",
+        "freeze",
+        "cut",
+        "leave",
+        "change_weight",
+        "lose_leases",
+    ),
+    *("lose_fence", "lose_events", "lose_consumer_group", "trim", "seek", "recreate"),
+)
+# What does nothing without another thing.
+_NEEDS = {"thaw": "freeze", "reconnect": "cut"}
+# What a schedule is about: how much more often, or rarely, some things are tried.
+_FOCUS: Mapping[str, Mapping[str, float]] = {
+    "everything": {},
+    "shards that come and go": {
+        "work": 0.3,
+        "publish": 0.2,
+        "beat": 1.5,
+        "start": 2,
+        "leave": 3,
+        "change_weight": 5,
+        "get_stuck": 6,
+        "arrive_late": 2,
+        "recreate": 0,
+        "seek": 0,
+        "lose_leases": 0.3,
+    },
+    "late reports": {
+        "work": 0.3,
+        "publish": 0.1,
+        "beat": 1.5,
+        "start": 0.7,
+        "leave": 1.5,
+        "change_weight": 10,
+        "get_stuck": 3,
+        "arrive_late": 5,
+        "recreate": 0,
+        "seek": 0,
+        "lose_leases": 0,
+        "crash": 0,
+        "freeze": 0.3,
+    },
+    "leases": {
+        "cut": 1,
+        "work": 0.3,
+        "freeze": 1,
+        "start": 1.5,
+        "leave": 0.2,
+        "crash": 0.2,
+        "publish": 1.5,
+        "recreate": 0,
+        "seek": 0,
+        "lose_leases": 0.2,
+        "get_stuck": 2,
+        "receive": 0.1,
+        "give_up": 0.1,
+        "thaw": 0.4,
+        "reconnect": 0.5,
+    },
+}
+_CALM_MS = (1, 10, 100, 500, 1000, 1000, 2000, 3000)
+_ROUGH_MS = (1, 10, 100, 500, 1000, 2000, 3000, 3000, 5000, 8000, 14000, 21000)
+# What changes so much that most schedules go without.
+RARE = ("rollback", "restore")
+
+
+@attrs.frozen(kw_only=True)
+class Profile:
+    """Drawn once for each seed.
+
+    Attributes:
+        focus: what it is about.
+        shards, groups, members: how many there are; of members, different ids per group.
+        timings: of the groups.
+        concurrency, prefetch: of every worker.
+        trouble: percentage of requests to which something happens.
+        duplicates: percentage of requests that arrive once more, later.
+        passes_ms: how much time passes at once.
+        patience_ms: how long a process waits for an answer.
+        rates: speeds of the clocks of processes; a lease is safe up to a tenth less than Redis's.
+        keys: number of partition keys.
+        failing: percentage of handler calls that fail.
+        things: weight of each thing that may happen.
+        steps: how many things are tried in phase one.
+    """
+
+    focus: str
+    shards: int
+    groups: int
+    members: int
+    timings: Timings
+    concurrency: int
+    prefetch: int
+    trouble: int
+    duplicates: int
+    passes_ms: tuple[int, ...]
+    patience_ms: int
+    rates: tuple[float, ...]
+    keys: int
+    failing: int
+    things: Mapping[str, int]
+    steps: int
+
+
+def profile(seed: int) -> Profile:
+    """Return the profile of a seed."""
+    rng = random.Random(seed)
+    things = dict(THINGS)
+    for name in OPTIONAL:
+        if rng.random() < 0.4:
+            del things[name]
+    focus = rng.choice(("everything", "everything", *_FOCUS))
+    for name, times in _FOCUS[focus].items():
+        if name in things:
+            things[name] = round(10 * things[name] * times)
+    for name in things:
+        if name not in _FOCUS[focus]:
+            things[name] *= 10
+    for name in RARE:
+        if rng.random() < 0.85:
+            del things[name]
+    for name, other in _NEEDS.items():
+        if other not in things:
+            del things[name]
+    return Profile(
+        focus=focus,
+        shards=rng.choice((1, 2, 2, 3, 3, 4, 5)),
+        groups=rng.choice((1, 1, 1, 2)),
+        members=3 if focus == "leases" else rng.choice((1, 2, 2, 3, 3, 4)),
+        timings=Timings(heartbeat_seconds=3, lease_seconds=15, rebalance_seconds=rng.choice((5, 20, 60))),
+        concurrency=rng.choice((1, 1, 2, 3)),
+        prefetch=20 if focus == "leases" else rng.choice((2, 5, 20)),
+        trouble=30 if focus == "leases" else rng.choice((0, 5, 15, 30)),
+        duplicates=30 if focus == "late reports" else rng.choice((0, 2, 10, 20)),
+        passes_ms=_CALM_MS if focus == "leases" else rng.choice((_CALM_MS, _CALM_MS, _ROUGH_MS)),
+        patience_ms=12000 if focus == "leases" else rng.choice((5000, 5000, 12000)),
+        rates=rng.choice(((1.0,), (1.0, 0.93, 1.05), (1.0, 0.93, 1.2))),
+        keys=rng.choice((1, 2, 4, 8)),
+        failing=rng.choice((0, 5, 20)),
+        things=things,
+        steps=1500 if focus in ("leases", "late reports") else rng.choice((150, 300, 600)),
+    )
+
+
+def schedule(seed: int, of: Profile) -> list[tuple[str, int]]:
+    """Return what is tried, in order: a thing, and the seed of its own choices."""
+    rng = random.Random(~seed)
+    names = rng.choices(list(of.things), weights=list(of.things.values()), k=of.steps)
+    return [(name, rng.getrandbits(48)) for name in names]
