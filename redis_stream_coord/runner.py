@@ -67,7 +67,7 @@ def translate(error: Exception, name: str, command: Command[Any] | None = None) 
     if isinstance(error, redis.exceptions.NoPermissionError) or "NOPERM" in text[:60] or in_script:
         return PermissionDeniedError(
             f"Redis refused {name}: {text}",
-            hint=_missing_right(text, command),
+            hint=_missing_right(text, name, command),
         )
     if isinstance(error, _TRANSIENT) or text.startswith(_TRANSIENT_WORDS):
         return RedisUnavailableError(f"{name} got no answer from Redis: {type(error).__name__}: {text}")
@@ -79,14 +79,15 @@ def translate(error: Exception, name: str, command: Command[Any] | None = None) 
     return CoordError(f"{name} failed: {type(error).__name__}: {text}")
 
 
-def _missing_right(text: str, command: Command[Any] | None) -> str:
-    every = "`redis-stream-coord acl ROLE` prints all rules of a role"
-    if command is None:
-        return f"The Redis user lacks this right; ACL LOG names it, and {every}."
-    script = None if command.script is None else command.script.name
-    sent = command.name if script is None else "EVALSHA"
-    rule = acl.missing(text, command=sent, keys=command.keys, script=script)
-    return f"The Redis user lacks the rule {rule}; {every}."
+def _missing_right(text: str, name: str, command: Command[Any] | None) -> str:
+    script = None if command is None or command.script is None else command.script.name
+    rule = acl.missing(
+        text,
+        command=name if script is None else "EVALSHA",
+        keys=() if command is None else command.keys,
+        script=script,
+    )
+    return f"The Redis user lacks the rule {rule}; `redis-stream-coord acl ROLE` prints all rules of a role."
 
 
 def check_process(pid: int) -> None:

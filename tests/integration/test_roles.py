@@ -11,6 +11,7 @@ import redis
 
 from redis_stream_coord import (
     Admin,
+    Backup,
     ConflictError,
     Consumer,
     DeadLetter,
@@ -178,6 +179,12 @@ def _consume(settings: RedisSettings) -> None:
 _WANTED = Desired({STREAM: DesiredStream(stream=STREAM, shards=5, groups=(GROUP, OTHER))})
 
 
+def _saved(admin: Admin) -> Backup:
+    """A backup that knows the group, made by somebody else."""
+    with Admin(RedisSettings(admin._runner.settings.url), requested_by="tests") as other:
+        return other.backup(STREAM, group=GROUP)
+
+
 def _monitor(call: Callable[[Monitor], Any]) -> Callable[[RedisSettings], Any]:
     def run(settings: RedisSettings) -> None:
         with Monitor(settings) as monitor:
@@ -218,6 +225,13 @@ ASKED: dict[str, tuple[Callable[[RedisSettings], Any], set[Role]]] = {
     "reconcile a group": (_admin(lambda a: a.reconcile(STREAM, group=GROUP, reason="a test")), {"WRITE"}),
     "change a limit": (_admin(lambda a: a.limit(STREAM, group=GROUP, mutations=9, reason="a test")), {"WRITE"}),
     "apply a file": (_admin(lambda a: a.apply(a.plan(_WANTED), reason="a test", wait=False)), {"WRITE"}),
+    "verify": (_admin(lambda a: a.verify(STREAM, group=GROUP)), {"READ", "WRITE"}),
+    # A member may read its own record, and so write it down.
+    "back up": (_admin(lambda a: a.backup(STREAM, group=GROUP)), {"READ", "WRITE", "MEMBER"}),
+    "restore": (_admin(lambda a: a.restore(_saved(a), STREAM, group=GROUP, reason="a test")), {"WRITE"}),
+    "create a group anew": (_admin(lambda a: a.recreate(STREAM, group=GROUP, reason="a test")), {"WRITE"}),
+    "repair leases": (_admin(lambda a: a.repair("leases", stream=STREAM, group=GROUP, reason="a test")), {"WRITE"}),
+    "repair routes": (_admin(lambda a: a.repair("routes", stream=STREAM, reason="a test")), {"WRITE"}),
     "delete a group": (_admin(lambda a: a.delete(STREAM, group=GROUP, force=True, reason="a test")), {"WRITE"}),
 }
 
