@@ -22,7 +22,7 @@ else
   s = saga.expect(record, arg, { 'DRAINING', 'REOPENING' })
 end
 local g = saga.groups(key.record)[arg.group]
-if not g or g.registered ~= arg.registered then return { 'OK', 0 } end
+if not g or g.registered ~= arg.registered or arg.incarnation < g.incarnation then return { 'OK', 0 } end
 g[arg.what], g.incarnation = math.max(g[arg.what], s.epoch), arg.incarnation
 saga.save(key.record, record, s, 'group:' .. arg.group, saga.format_group(g))
 return { 'OK', 1 }

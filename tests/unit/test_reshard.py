@@ -505,3 +505,18 @@ def test_a_record_that_is_made_anew_draws_epochs_that_no_fence_has_passed() -> N
         saga = some.view().saga
         assert saga is not None
         assert saga.epoch > epoch
+
+
+def test_what_an_earlier_lifecycle_of_a_group_has_done_does_not_count() -> None:
+    """It was deleted and created anew within one registration, and the driver's word about the first one comes late."""
+    with world(1, shards=2) as some:
+        some.scale(3)
+        saga, group = some.view().saga, some.view().groups["billing"]
+        assert saga is not None
+        layout = some.view().layout.layout
+        some.group.run(commands.activate(GroupKeys("orders", "billing"), layout, incarnation=group.incarnation + 1))
+        for incarnation, counts in ((group.incarnation, False), (group.incarnation + 1, True)):
+            mark = commands.mark(
+                KEYS, saga, "billing", "prepared", registered=group.registered, incarnation=incarnation
+            )
+            assert some.group.run(mark) is counts
