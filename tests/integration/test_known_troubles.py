@@ -7,13 +7,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from redis_stream_coord import Consumer, RedisSettings
-from redis_stream_coord.commands import claim, read
+from redis_stream_coord.commands import ack, claim, read
+from redis_stream_coord.runner import SyncRunner
 from redis_stream_coord.worker import Worker
 from tests.integration.kit import FAST, GROUP, SLACK_SECONDS, STEADY, Bench, Crew, Peer
 from tests.servers import SentinelServers
@@ -192,3 +194,40 @@ def test_nothing_is_asked_of_a_replica(stream: str) -> None:
         finally:
             crew.stop()
             bench.close()
+
+
+@redis7
+def test_owner_that_renews_and_acknowledges_at_the_same_time_is_not_fenced(bench: Bench) -> None:
+    bench.create(shards=1, timings=STEADY)
+    peer = Peer(bench, "a")
+    peer.beat()
+    fence = peer.fence(0)
+    bench.runner.run(claim(bench.keys, fence))
+    ids = bench.fill(0, 60)
+    errors: list[Exception] = []
+    over = threading.Event()
+
+    def renew() -> None:
+        try:
+            while not over.is_set():
+                peer.beat()
+        except Exception as error:
+            errors.append(error)
+
+    # Each on a connection of its own, as the two of a consumer are.
+    with closing(SyncRunner(RedisSettings.of(bench.url))) as data:
+        renewing = threading.Thread(target=renew)
+        renewing.start()
+        try:
+            after = "0-0"
+            for entry_id in ids:
+                page = data.run(read(bench.keys, fence, after=after, count=1))
+                assert [entry.id for entry in page.entries] == [entry_id]
+                assert data.run(ack(bench.keys, fence, [entry_id])) == 1
+                after = entry_id
+        finally:
+            over.set()
+            renewing.join()
+    assert not errors
+    assert peer.fence(0) == fence
+    assert bench.pending(0) == {}
