@@ -21,7 +21,7 @@ local MEMBER = '^nonce=(%w+) epoch=(%d+) changed=([01]) weight=(%d+) joined_ms=(
   .. 'assigned=(%S+) revoking=(%S+) pending=(%S+)$'
 local SHARD = '^target=(%S+) holder=(%S+) token=(%d+) state=(%a+) deadline_ms=(%d+) hold_until_ms=(%d+) '
   .. 'readable=([01])$'
-local DUTY = '^member=%S+ since_ms=(%d+)$'
+local DUTY = '^member=(%S+) since_ms=(%d+)$'
 local SHARD_STATES = { free = true, assigned = true, revoking = true }
 local MEMBER_STATES = { active = true, leaving = true }
 
@@ -90,8 +90,9 @@ local function open(key)
   if redis.call('HLEN', key) ~= #TEXTS + #NUMBERS + g.member_count + g.shard_count then
     refuse('CORRUPT_METADATA', 'number of fields')
   end
-  g.duty_ms = tonumber(string.match(g.duty, DUTY))
-  if not g.duty_ms then refuse('CORRUPT_METADATA', 'duty') end
+  local on_duty, since = string.match(g.duty, DUTY)
+  g.on_duty, g.duty_ms = on_duty, tonumber(since)
+  if not on_duty then refuse('CORRUPT_METADATA', 'duty') end
   if not string.find(key, '{' .. g.stream .. ':' .. g.group .. '}', 1, true) then
     refuse('CORRUPT_METADATA', 'the record is of ' .. g.stream .. ' and ' .. g.group)
   end
