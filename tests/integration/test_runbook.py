@@ -409,6 +409,7 @@ def test_keeping_metadata(server: Server, operator: Operator, consumer: Consumer
 
 
 def test_signs_that_metadata_went_backwards(server: Server, operator: Operator, consumer: Consumer) -> None:
+    operator.does("### Keeping it", containing="all.json")
     for answer in operator.does("### Signs that it went backwards"):
         assert "everything fits together" in answer.out
     with server.client(protocol=2) as client:
