@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import attrs
@@ -202,7 +202,7 @@ class Reads:
                 )
             records.append(RecordCompatibility(stream=stream, group=group, protocol=accepted, problem=problem))
         return Compatibility(
-            release=version("redis-stream-coord"),
+            release=_release(),
             protocol=commands.PROTOCOL,
             schema=commands.SCHEMA,
             records=tuple(records),
@@ -242,6 +242,13 @@ def _group_health(stream: str, group: str, answer: GroupView | CoordError) -> Gr
         unowned=frozenset(index for index, owner in answer.owners.items() if owner is None),
         version=answer.version,
     )
+
+
+def _release() -> str:
+    try:
+        return version("redis-stream-coord")
+    except PackageNotFoundError:  # run from a checkout, without an installation
+        return "unknown"
 
 
 def _problem(answer: object) -> str | None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 import click
 
 from . import changing, declaring, looking, operating, repairing, roles, scaling
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.version_option(version("redis-stream-coord"), prog_name="redis-stream-coord")
+@click.version_option(package_name="redis-stream-coord", prog_name="redis-stream-coord")
 def cli() -> None:
     """Coordinated consumer groups on sharded Redis Streams: look, change, repair.
 
