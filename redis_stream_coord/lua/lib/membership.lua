@@ -178,12 +178,12 @@ local function claim_refused(g, log, m, index, token, fence_token, now)
   for _, other in ipairs(g.order) do rebalance.grant(g, log, g.shards[other], now) end
 end
 
--- What a coordinator would do for the whole stream is one member's duty. Each of its heartbeats renews it; when none
--- has come for one interval, whoever comes next gets it. Two may do it at once: each step is recorded where it is done.
--- Returns: 1 if this member has it from now on.
+-- What a coordinator would do for the whole stream is one member's duty for one heartbeat interval; then whoever comes
+-- next gets it, most often the same. Two may do it at once: each step is recorded where it is done.
+-- Returns: 1 if this member has it.
 local function take_duty(g, m, now)
   if not g.members[m.id] or m.state ~= 'active' then return 0 end
-  if g.on_duty ~= m.id and now < g.duty_ms + g.heartbeat_ms then return 0 end
+  if now < g.duty_ms + g.heartbeat_ms then return g.on_duty == m.id and 1 or 0 end
   redis.call('HSET', g.key, 'duty', 'member=' .. m.id .. ' since_ms=' .. int(now))
   return 1
 end
