@@ -76,6 +76,7 @@ class GroupRecord:
         self.old_shards: dict[int, ShardRecord | None] = {}
         self.old_leases: dict[str, int | None] = {}
         # nonce -> epoch, assigned and revoking of the latest full answer
+        self.in_round = self.was_in_round = False  # whether a correction round is open, and was before the command
         self.told: dict[str, tuple[int, dict[int, int], dict[int, int]]] = {}
         self.exchanged = -1  # assignment epoch in which a shard was exchanged for one with a stuck handler
         self.restored = (
@@ -87,6 +88,7 @@ class GroupRecord:
 
     def settle(self) -> None:
         """What is there now is what was there before the next command."""
+        self.was_in_round = self.in_round
         if self.touched:
             self.old_header.clear()
             self.old_members.clear()
@@ -111,6 +113,9 @@ class GroupRecord:
                 self.shards[shard] = ShardRecord(value)
             else:
                 self.shards.pop(shard, None)
+        elif field == b"round":
+            self.was_in_round = self.was_in_round or self.in_round
+            self.in_round = bool(value and value.startswith(b"open "))
         elif value and value.isdigit():
             self.old_header.setdefault(field, self.header.get(field, 0))
             self.header[field] = int(value)
@@ -273,7 +278,8 @@ class GroupRecord:
         who has seen more than it knows goes on as if nothing had happened.
         """
         if isinstance(outcome, HeartbeatReply) and request.epoch > 0 and request.version > self.was(b"version"):
-            heard = outcome.round is not None or self.header.get(b"version", 0) > request.version
+            # If it closes a round that it was not in step with, the member does not take the answer, and comes again.
+            heard = outcome.round is not None or self.was_in_round
             assert heard, f"a witness of version {request.version} was answered {outcome}"
         if not self.touched:
             return

@@ -540,6 +540,9 @@ class World:
     def _live(self, seconds: float, *, until: Callable[[], bool]) -> None:
         end = self.seconds() + seconds
         while not until() and self.seconds() < end:
+            for keys in self.keys:
+                if not any(process.keys is keys for process in self.processes):
+                    self.begin(keys, "a")  # one of two processes of one id gave up, and the other was about to end
             for process in list(self.processes):
                 self._let_work(process)
             self.steps += 1
