@@ -240,6 +240,8 @@ class Engine:
             telemetry.members_expired.add(1, self._attributes)
         if error.word in ("FENCED_MEMBER_EPOCH", "UNKNOWN_MEMBER_ID"):
             telemetry.state_conflicts.add(1, self._attributes)
+        if error.word == "FENCED_MEMBER_EPOCH" and error.detail.startswith("believes to own"):
+            telemetry.invariant_violations.add(1, self._attributes)
         if error.word == "METADATA_REGRESSION" or "the metadata went backwards" in error.detail:
             telemetry.metadata_regressions.add(1, self._attributes)
         if self.session.trouble is None or str(self.session.trouble) != str(error):
