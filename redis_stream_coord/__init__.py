@@ -3,7 +3,8 @@
 Start with `Admin.create`, `Producer.publish` and `Consumer.run`; see the README for a first program.
 """
 
-from .admin import Admin, AsyncAdmin
+from .admin import Admin
+from .async_admin import AsyncAdmin
 from .async_consumer import AsyncConsumer
 from .backups import Backup
 from .collector import Collector

@@ -8,7 +8,8 @@ from collections.abc import Coroutine, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
-from ..admin import Admin, AsyncAdmin
+from ..admin import Admin
+from ..async_admin import AsyncAdmin
 from ..async_consumer import AsyncConsumer
 from ..consumer import Consumer
 from ..engine import Engine
