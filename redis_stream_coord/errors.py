@@ -300,7 +300,8 @@ REFUSALS: Mapping[str, Refusal] = MappingProxyType(
         "AHEAD": Refusal(
             MetadataRegressionError,
             "a key on the shard's slot is ahead of the stored record: {detail}",
-            "The record was lost or restored from an old backup. Do not force it: recreate the group.",
+            "The record was lost or restored from an old backup. Do not force it: see 'The record is older than what was "
+            "seen' in docs/guide/backup-and-repair.md.",
         ),
         "BACKUP_BEHIND": Refusal(
             MetadataRegressionError,
@@ -324,7 +325,8 @@ REFUSALS: Mapping[str, Refusal] = MappingProxyType(
         "CORRUPT_METADATA": Refusal(
             CorruptMetadataError,
             "the metadata is damaged: {detail}",
-            "Nothing was written. Restore the key from a backup, or delete and create the group anew.",
+            "Nothing was written. Restore the record from a backup, or recreate the group: see 'The record is damaged' in "
+            "docs/guide/backup-and-repair.md.",
         ),
         "DELETED_MEANWHILE": Refusal(
             ConflictError,
@@ -371,8 +373,8 @@ REFUSALS: Mapping[str, Refusal] = MappingProxyType(
         "METADATA_REGRESSION": Refusal(
             MetadataRegressionError,
             "the metadata is older than what this member has seen: {detail}",
-            "Redis lost writes or an old backup was restored. The group reads nothing until an operator "
-            "restores or recreates it.",
+            "Redis lost writes or an old backup was restored. This member reads nothing until an operator restores or "
+            "recreates the group: see 'The record is older than what was seen' in docs/guide/backup-and-repair.md.",
         ),
         "MOVED_ON": Refusal(
             ConflictError,
@@ -492,7 +494,7 @@ REFUSALS: Mapping[str, Refusal] = MappingProxyType(
         "UNSUPPORTED_SCHEMA": Refusal(
             UnsupportedSchemaError,
             "the metadata has an unknown schema: {detail}",
-            "It was written by a newer release. Upgrade this process; nothing was written.",
+            "It was written by a newer release. Upgrade this process; nothing was written. See docs/guide/upgrading.md.",
         ),
     }
 )

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from redis_stream_coord import AsyncProducer, Message, Outgoing, Timings
-from tests.integration.kit import SLACK_SECONDS, Bench, Crew, Recorder
+from redis_stream_coord import AsyncAdmin, AsyncProducer, Message, Outgoing, Timings
+from redis_stream_coord.keys import StreamKeys
+from tests.integration.kit import GROUP, SLACK_SECONDS, Bench, Crew, Recorder
 from tests.servers import ClusterServers
 from tests.waiting import eventually
 
@@ -139,3 +140,30 @@ def test_group_is_deleted_on_every_node(bench: Bench, crew: Crew) -> None:
     b = crew.start("b")
     b.owns(*range(SHARDS))
     b.finishes(bench.producer.publish({}, key="k").id)
+
+
+def test_records_of_all_nodes_are_verified_backed_up_repaired_and_restored(bench: Bench, crew: Crew) -> None:
+    """Looking for them asks every node; each mutation stays in one slot."""
+    crew.start("a")
+    owned_by_all(crew)
+    assert bench.admin.verify() == []
+    backup = bench.admin.backup()
+    assert set(backup.streams) == {bench.stream}
+    bench.redis.delete("redis-stream:coord:groups")
+    assert {one.kind for one in bench.admin.verify()} == {"index"}
+    assert len(bench.admin.repair("index", reason="a test")) == 1
+    bench.redis.delete(StreamKeys(bench.stream).shard(5).route)
+    assert bench.admin.repair("routes", stream=bench.stream, reason="a test") == ["shard 5 made anew"]
+    bench.redis.delete(bench.keys.metadata)
+    bench.admin.restore(backup, bench.stream, group=GROUP, reason="a test")
+    bench.admin.freeze(bench.stream, group=GROUP, reason="a test")
+    bench.admin.recreate(bench.stream, group=GROUP, reason="a test", timings=TIMINGS)
+    assert bench.admin.verify() == []
+
+    async def verify() -> None:
+        async with AsyncAdmin(bench.url, requested_by="tests") as admin:
+            assert await admin.verify() == []
+            assert set((await admin.backup()).streams) == {bench.stream}
+
+    asyncio.run(verify())
+    bench.delete(force=True)
