@@ -300,8 +300,8 @@ REFUSALS: Mapping[str, Refusal] = MappingProxyType(
         "AHEAD": Refusal(
             MetadataRegressionError,
             "a key on the shard's slot is ahead of the stored record: {detail}",
-            "The record was lost or restored from an old backup. Do not force it: see 'The record is older than what was "
-            "seen' in docs/guide/backup-and-repair.md.",
+            "The record was lost or restored from an old backup. Do not force it: see 'The record is older than what "
+            "was seen' in docs/guide/backup-and-repair.md.",
         ),
         "BACKUP_BEHIND": Refusal(
             MetadataRegressionError,
@@ -325,8 +325,8 @@ REFUSALS: Mapping[str, Refusal] = MappingProxyType(
         "CORRUPT_METADATA": Refusal(
             CorruptMetadataError,
             "the metadata is damaged: {detail}",
-            "Nothing was written. Restore the record from a backup, or recreate the group: see 'The record is damaged' in "
-            "docs/guide/backup-and-repair.md.",
+            "Nothing was written. Restore the record from a backup, or recreate the group: see 'The record is damaged' "
+            "in docs/guide/backup-and-repair.md.",
         ),
         "DELETED_MEANWHILE": Refusal(
             ConflictError,
@@ -494,7 +494,7 @@ REFUSALS: Mapping[str, Refusal] = MappingProxyType(
         "UNSUPPORTED_SCHEMA": Refusal(
             UnsupportedSchemaError,
             "the metadata has an unknown schema: {detail}",
-            "It was written by a newer release. Upgrade this process; nothing was written. See docs/guide/upgrading.md.",
+            "A newer release wrote it. Upgrade this process; nothing was written. See docs/guide/upgrading.md.",
         ),
     }
 )
