@@ -159,11 +159,17 @@ def test_a_recreated_group_is_a_new_lifecycle_that_goes_on_where_the_old_one_was
     a.owns(0, 1)
     ids = bench.fill(0, 5)
     a.finishes(*ids)
+    # What was finished and not acknowledged comes again by right.
+    eventually(lambda: not bench.pending(0), what="all is acknowledged")
     bench.admin.freeze(bench.stream, group=GROUP, reason="OPS-1")
     bench.redis.hset(bench.keys.metadata, "shard:0", "garbage")
     view = bench.admin.recreate(bench.stream, group=GROUP, reason="OPS-1", timings=STEADY)
     assert view.incarnation > first.incarnation
     assert view.frozen_ms is None
+    for shard in range(2):
+        eventually(
+            lambda shard=shard: bench.fence(shard)["incarnation"] == str(view.incarnation), what="it is claimed anew"
+        )
     a.owns(0, 1)
     more = bench.fill(0, 5)
     a.finishes(*more)
