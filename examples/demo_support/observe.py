@@ -83,7 +83,7 @@ class Observer:
         """Delete the streams, and every key that the library made for them."""
         ours, group = f"{self._prefix}:{{{self.stream}", self.group
         keys = [f"{ours}}}:stream"]
-        keys += [f"{ours}:{group}}}:{what}" for what in ("metadata", "leases", "events", "audit")]
+        keys += [f"{ours}:{group}}}:{what}" for what in ("metadata", "leases", "events", "audit", "deleted")]
         for shard in range(self.shards):
             keys.append(self._key(shard))
             keys += [f"{ours}:{shard}}}:{what}" for what in ("route", "published", f"fence:{group}")]

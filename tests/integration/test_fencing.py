@@ -206,7 +206,7 @@ def test_fence_of_a_later_lifecycle_is_not_forced(bench: Bench, crew: Crew, capl
     bench.heartbeats_pass("a")
     assert bench.fence(0) == later
     assert not set(ids) & set(a.recorder.ids())
-    assert a.consumer.assignment == {1}
+    eventually(lambda: a.consumer.assignment == {1}, what="the other shard")
     assert not a.consumer.health.ok
     assert "ahead of the stored record" in a.consumer.health.waits_for
 
