@@ -330,6 +330,8 @@ class Engine:
         return self.session.reads(held, self._clock())
 
     async def claimed(self, worker: Worker) -> None:
+        if self._workers.get(worker.held.shard) is not worker:
+            return  # a later worker claims it under the same token, and may be refused
         self.session.claimed(worker.held)
         if self.session.reads(worker.held, self._clock()):
             self.log.info("owns shard %d under token %d", worker.held.shard, worker.held.token)

@@ -198,7 +198,8 @@ class Process:
         return self.session.reads(held, self.now)
 
     def claimed(self, work: Work) -> None:
-        self.session.claimed(work.held)
+        if self.works.get(work.held.shard) is work:
+            self.session.claimed(work.held)
 
     def claim_refused(self, work: Work, error: CoordError) -> None:
         _, token, member = error.detail.split()

@@ -277,7 +277,8 @@ class GroupRecord:
         """After the record went back: what one look shows, that it grows and gives no token twice, and that nobody
         who has seen more than it knows goes on as if nothing had happened.
         """
-        if isinstance(outcome, HeartbeatReply) and request.epoch > 0 and request.version > self.was(b"version"):
+        ahead = request.epoch > 0 and request.version > self.was(b"version")
+        if isinstance(outcome, HeartbeatReply) and outcome.status != "LEFT" and ahead:
             # If it closes a round that it was not in step with, the member does not take the answer, and comes again.
             heard = outcome.round is not None or self.was_in_round
             assert heard, f"a witness of version {request.version} was answered {outcome}"

@@ -1,7 +1,8 @@
-"""Who may say that a shard is drained, when it came back under the same token while a handler still ran."""
+"""Who may speak for a shard that came back under the same token while an earlier worker was still there."""
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -38,3 +39,16 @@ def test_an_earlier_worker_does_not_speak_for_a_later_one_of_the_same_token() ->
     assert engine.session.held(ShardState.DRAINING) == {0: 11}
     engine.drained(later)
     assert engine.session.held(ShardState.REVOKED) == {0: 11}
+
+
+def test_an_earlier_worker_does_not_claim_for_a_later_one_of_the_same_token() -> None:
+    """The later one was refused, because the group had been moved in between, and nobody read the shard any more."""
+    engine = _engine()
+    session = engine.session
+    session.accepted(session.request(), reply(assigned={0: 11}), sent_at=engine._clock())
+    earlier, later = (cast(Any, SimpleNamespace(held=S0, look=lambda: None)) for _ in range(2))
+    engine._workers[0] = later
+    asyncio.run(engine.claimed(earlier))
+    assert session.held(ShardState.CLAIMING) == {0: 11}
+    asyncio.run(engine.claimed(later))
+    assert session.held(ShardState.OWNED) == {0: 11}
