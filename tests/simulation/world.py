@@ -26,7 +26,6 @@ from .work import Work
 
 STREAM = "orders"
 _WEIGHTS = (0.5, 1.0, 1.0, 1.0, 2.0)
-_MOST_ON_THE_WIRE = 40
 _MOST_PROCESSES = 6
 # Commands that do little harm when they come late.
 _SMALL = frozenset({"ack", "heard", "layout", "note_deliveries", "publish", "read", "trim"})
@@ -124,8 +123,8 @@ class World:
             small = bool(about.epoch and not about.revoked and not about.refused)
         if small and self.chance.likely(70):
             return
-        if len(self.wire) == _MOST_ON_THE_WIRE:
-            self.wire[self.chance.below(_MOST_ON_THE_WIRE)] = (command, about)
+        if len(self.wire) == self.profile.late:
+            self.wire[self.chance.below(self.profile.late)] = (command, about)
         else:
             self.wire.append((command, about))
 
