@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+import redis
+
 from redis_stream_coord import (
     Admin,
     ConflictError,
@@ -36,8 +38,10 @@ from redis_stream_coord import (
     RoutingUnavailableError,
     Timings,
 )
+from redis_stream_coord.commands import Command
 from redis_stream_coord.duties import Duties
 from redis_stream_coord.keys import StreamKeys
+from redis_stream_coord.runner import SyncRunner
 from tests import servers
 from tests.proxy import LossyProxy
 
@@ -346,10 +350,20 @@ def on_server(plan: Plan, server: servers.Server, stream: str, say: Callable[[st
 
 
 def on_cluster(plan: Plan, cluster: servers.ClusterServers, stream: str, say: Callable[[str], None] = print) -> Report:
-    """Run on a Cluster, whose clients find their own way: no reply is lost there."""
+    """Run on a Cluster. Its clients find their own way past a proxy: so replies are lost in the client itself."""
     client = cluster.client()
+    lose, send = threading.Event(), SyncRunner._send
+
+    def send_and_lose(runner: SyncRunner, command: Command[Any], *rest: Any) -> Any:
+        answer = send(runner, command, *rest)
+        if command.name == "publish" and lose.is_set():
+            lose.clear()
+            raise redis.ConnectionError("the reply was lost")
+        return answer
+
     try:
-        return run(plan, cluster.url, client, stream, say=say)
+        with mock.patch.object(SyncRunner, "_send", send_and_lose):
+            return run(plan, cluster.url, client, stream, lose=lose.set, say=say)
     finally:
         client.close()
 
