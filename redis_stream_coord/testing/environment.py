@@ -23,6 +23,7 @@ from .judge import Judge
 from .machine import MemorySettings, Process, World
 
 T = TypeVar("T")
+_Self = TypeVar("_Self", bound="_Environment")
 
 # Nothing has happened for so long: then nothing happens by itself. Acknowledgements wait 0.01 s for company, a batch
 # 0.1 s, the first retry at most 0.1 s.
@@ -217,8 +218,20 @@ class _Environment:
                 if task.done() and not task.cancelled():
                     task.exception()  # looked at, so that nobody reports it
 
-    def _close(self) -> None:
-        """End all processes, as a crash does, and forget everything."""
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self.check()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End everything: all processes, as a crash does. Not from within `AsyncEnvironment.run`."""
         if self._closed:
             return
         self._closed = True
@@ -272,22 +285,6 @@ class Environment(_Environment):
         self.freeze(consumer)
         self.advance(self._expiry_seconds(consumer))
 
-    def close(self) -> None:
-        """End everything."""
-        self._close()
-
-    def __enter__(self) -> Environment:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None:
-                self.check()
-        finally:
-            self.close()
-
 
 class AsyncEnvironment(_Environment):
     """For coroutines: `AsyncConsumer`, `AsyncProducer`, `AsyncAdmin`, on the environment's event loop; see `run`.
@@ -329,22 +326,6 @@ class AsyncEnvironment(_Environment):
         """Freeze a consumer until its lease has run out; see `Environment.expire`."""
         self.freeze(consumer)
         await self.advance(self._expiry_seconds(consumer))
-
-    def close(self) -> None:
-        """End everything. Not from within `run`."""
-        self._close()
-
-    def __enter__(self) -> AsyncEnvironment:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None:
-                self.check()
-        finally:
-            self.close()
 
 
 def _process(consumer: Consumer | AsyncConsumer) -> Process:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
 if TYPE_CHECKING:
     from ..settings import RedisSettings
     from . import AsyncEnvironment, Environment
+
+_Env = TypeVar("_Env", "Environment", "AsyncEnvironment")
 
 SEED_VARIABLE = "REDIS_STREAM_COORD_SEED"
 URL_VARIABLE = "REDIS_STREAM_COORD_TEST_URL"
@@ -39,18 +41,22 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
-@pytest.fixture
-def coord_env(request: pytest.FixtureRequest) -> Iterator[Environment]:
-    """Groups in memory on a virtual clock, for plain code; checked and ended after the test."""
-    from . import Environment
-
-    env = Environment(seed=_seed())
+def _lend(env: _Env, request: pytest.FixtureRequest) -> Iterator[_Env]:
+    """Check it after a test that did not fail, and end it."""
     try:
         yield env
         if not _failed(request):
             env.check()
     finally:
         env.close()
+
+
+@pytest.fixture
+def coord_env(request: pytest.FixtureRequest) -> Iterator[Environment]:
+    """Groups in memory on a virtual clock, for plain code; checked and ended after the test."""
+    from . import Environment
+
+    yield from _lend(Environment(seed=_seed()), request)
 
 
 @pytest.fixture
@@ -58,13 +64,7 @@ def async_coord_env(request: pytest.FixtureRequest) -> Iterator[AsyncEnvironment
     """Groups in memory on a virtual clock, for coroutines; checked and ended after the test."""
     from . import AsyncEnvironment
 
-    env = AsyncEnvironment(seed=_seed())
-    try:
-        yield env
-        if not _failed(request):
-            env.check()
-    finally:
-        env.close()
+    yield from _lend(AsyncEnvironment(seed=_seed()), request)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import attrs
@@ -34,6 +34,31 @@ class Finding:
     next: str = ""
     member: str | None = None
     shard: int | None = None
+
+
+def finding(
+    checklist: Checklist,
+    step: int,
+    level: Level,
+    code: str,
+    text: str,
+    then: str,
+    *,
+    member: str | None = None,
+    shard: int | None = None,
+) -> Finding:
+    """Make a finding of a checklist; `then`: what to do."""
+    return Finding(
+        checklist=checklist, step=step, level=level, code=code, text=text, next=then, member=member, shard=shard
+    )
+
+
+def walk(checklist: Checklist, steps: Sequence[Iterable[Finding]], fine: Sequence[str]) -> list[Finding]:
+    """Return what each step found, in their order; for one that found nothing, that it is fine, in its own words."""
+    found: list[Finding] = []
+    for step, (of_step, text) in enumerate(zip(steps, fine, strict=True), 1):
+        found += list(of_step) or [Finding(checklist=checklist, step=step, level="ok", code="OK", text=text)]
+    return found
 
 
 def seconds(ms: float) -> str:

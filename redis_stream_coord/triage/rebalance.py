@@ -7,7 +7,7 @@ from functools import partial
 
 from ..models import GroupView, MemberView, ShardView
 from ..views import EventEntry, ShardReading, ShardStatus, member_state
-from .finding import Finding, Level, listed, seconds
+from .finding import Finding, finding, listed, seconds, walk
 
 # Events older than so many leases say nothing about the present.
 _RECENT_LEASES = 20
@@ -15,6 +15,8 @@ _RECENT_LEASES = 20
 _REPLACED_OFTEN = 3
 # An owner with work in reach looks at its shard at least so often.
 _LOOKS_WITHIN_MS = 15_000
+
+_find = partial(finding, "rebalance")
 
 
 def rebalance(view: GroupView, shards: Sequence[ShardStatus], events: Sequence[EventEntry]) -> list[Finding]:
@@ -45,26 +47,7 @@ def rebalance(view: GroupView, shards: Sequence[ShardStatus], events: Sequence[E
         "nobody was fenced for a slow drain lately",
         "nobody who was fenced is missing",
     )
-    found: list[Finding] = []
-    for step, (findings, text) in enumerate(zip(steps, fine, strict=True), 1):
-        of_step = list(findings)
-        found += of_step or [Finding(checklist="rebalance", step=step, level="ok", code="OK", text=text)]
-    return found
-
-
-def _find(
-    step: int,
-    level: Level,
-    code: str,
-    text: str,
-    then: str,
-    *,
-    member: str | None = None,
-    shard: int | None = None,
-) -> Finding:
-    return Finding(
-        checklist="rebalance", step=step, level=level, code=code, text=text, next=then, member=member, shard=shard
-    )
+    return walk("rebalance", steps, fine)
 
 
 # --- 1: are the members alive? --------------------------------------------------------------------------------------

@@ -7,7 +7,9 @@ from functools import partial
 
 from ..models import GroupView, Resharding, Waiting
 from ..views import AssignmentView, RouteView, RoutingView, ShardStatus
-from .finding import Finding, Level, listed, seconds
+from .finding import Finding, finding, listed, seconds, walk
+
+_find = partial(finding, "resharding")
 
 
 def resharding(
@@ -46,25 +48,7 @@ def resharding(
         list(_old_shards(view, shards, routing, found, late=late)),
     ]
     steps.append(list(_rollback(active, urgent=late or any(one.level == "act" for step in steps for one in step))))
-    result: list[Finding] = []
-    for step, (of_step, text) in enumerate(zip(steps, fine, strict=True), 1):
-        result += of_step or [Finding(checklist="resharding", step=step, level="ok", code="OK", text=text)]
-    return result
-
-
-def _find(
-    step: int,
-    level: Level,
-    code: str,
-    text: str,
-    then: str,
-    *,
-    member: str | None = None,
-    shard: int | None = None,
-) -> Finding:
-    return Finding(
-        checklist="resharding", step=step, level=level, code=code, text=text, next=then, member=member, shard=shard
-    )
+    return walk("resharding", steps, fine)
 
 
 # --- 1: what do producers see? --------------------------------------------------------------------------------------

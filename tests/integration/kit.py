@@ -31,11 +31,11 @@ from redis_stream_coord import (
     Retry,
     Timings,
 )
-from redis_stream_coord.commands import Fence, HeartbeatReply, HeartbeatRequest, heartbeat
+from redis_stream_coord.commands import HeartbeatReply, HeartbeatRequest, heartbeat
 from redis_stream_coord.keys import GroupKeys, StreamKeys
-from redis_stream_coord.models import Held
 from redis_stream_coord.runner import SyncRunner
 from redis_stream_coord.scripts import catalogue
+from redis_stream_coord.testing.conformance.bench import Peer as ConformancePeer
 from tests.waiting import eventually
 
 GROUP = "billing"
@@ -393,49 +393,14 @@ class Child:
         self.process.wait()
 
 
-class Peer:
-    """A member by hand: each heartbeat is one call, and says what the test wants it to say."""
+class Peer(ConformancePeer):
+    """A member by hand, of a bench of this kit."""
 
     def __init__(self, bench: Bench, member: str, nonce: str = "n1") -> None:
-        self._bench = bench
-        self.member = member
-        self.nonce = nonce
-        self.epoch = self.incarnation = self.version = self.assignment_epoch = 0
-        self.assigned: dict[int, int] = {}
-        self.revoking: dict[int, int] = {}
-        self.pending: frozenset[int] = frozenset()
+        super().__init__(bench, member, nonce)
 
-    def beat(self, **said: Any) -> HeartbeatReply:
-        """Send a heartbeat and take over what it brings.
-
-        Raises:
-            CoordError: it was refused; nothing is taken over.
-        """
-        owned = [Held(shard, token) for shard, token in {**self.assigned, **self.revoking}.items()]
-        request = HeartbeatRequest(
-            **{
-                "member": self.member,
-                "nonce": self.nonce,
-                "epoch": self.epoch,
-                "incarnation": self.incarnation,
-                "version": self.version,
-                "assignment_epoch": self.assignment_epoch,
-                "weight": 1.0,
-                "replaces": None,
-                "leaving": False,
-                "owned": owned,
-                "revoked": [],
-                "refused": [],
-                **said,
-            }
-        )
-        reply = self._bench.runner.run(heartbeat(self._bench.keys, request))
-        self.epoch, self.incarnation, self.version = reply.epoch, reply.incarnation, reply.version
-        self.assignment_epoch = reply.assignment_epoch
-        if reply.holdings is not None:
-            self.assigned, self.revoking = dict(reply.holdings.assigned), dict(reply.holdings.revoking)
-            self.pending = reply.holdings.pending
-        return reply
+    def send(self, request: HeartbeatRequest) -> HeartbeatReply:
+        return self._bench.runner.run(heartbeat(self._bench.keys, request))
 
     def refusal(self, **said: Any) -> CoordError:
         """Send a heartbeat that has to be refused, and to change nothing of the group; return the refusal."""
@@ -444,14 +409,6 @@ class Peer:
             self.beat(**said)
         assert self._bench.state() == before
         return caught.value
-
-    def held(self, shard: int) -> Held:
-        """A shard that it holds, with its token."""
-        return Held(shard, {**self.assigned, **self.revoking}[shard])
-
-    def fence(self, shard: int) -> Fence:
-        """Its own fence of a shard that it holds."""
-        return Fence(shard, self.member, self.nonce, self.incarnation, self.held(shard).token)
 
 
 @contextmanager

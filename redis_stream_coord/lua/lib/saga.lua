@@ -25,7 +25,7 @@ local function format(s)
   local function flag(value) return value and '1' or '0' end
   return 'id=' .. s.id .. ' state=' .. s.state .. ' epoch=' .. int(s.epoch) .. ' from=' .. int(s.from) .. ' to='
     .. int(s.to) .. ' ordered=' .. flag(s.ordered) .. ' quiesce=' .. flag(s.quiesce) .. ' back='
-    .. flag(s.back) .. ' opened=' .. flag(s.opened) .. ' void=' .. int(s.void) .. ' began_ms=' .. int(s.began_ms) 
+    .. flag(s.back) .. ' opened=' .. flag(s.opened) .. ' void=' .. int(s.void) .. ' began_ms=' .. int(s.began_ms)
     .. ' changed_ms=' .. int(s.changed_ms) .. ' reason=' .. s.reason
 end
 
