@@ -77,6 +77,7 @@ _PLAIN: Mapping[Role, frozenset[str]] = MappingProxyType(
         "WRITE": frozenset(
             [
                 "CLIENT|INFO",
+                "EXISTS",
                 "HGET",
                 "HGETALL",
                 "SADD",

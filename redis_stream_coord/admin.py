@@ -418,8 +418,9 @@ class Admin:
         """Rebuild what follows from the records.
 
         Parameters:
-            what: ``index``: the list of all groups, by a scan; ``routes``: those that are missing, from the stream's
-                record; ``leases``: forget all, so that each member gets a full one.
+            what: ``index``: the list of all groups, by a scan; each group that is added or removed has an audit entry
+                of its own; ``routes``: those that are missing, from the stream's record; ``leases``: forget all, so
+                that each member gets a full one.
             reason: why; recorded.
             stream: needed for ``routes`` and ``leases``.
             group: needed for ``leases``.

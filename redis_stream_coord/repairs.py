@@ -109,7 +109,7 @@ class Repairs(Scaling):
                 yield from self._ask_fences(keys, one.record)
                 yield commands.restore(keys, one.record, one.last_event, **request.said())
             yield commands.describe(keys)
-            yield commands.enlist(keys, present=True)
+            yield from self.listed(keys, present=True)
 
         return self.carry_out(request, work)
 
@@ -149,7 +149,7 @@ class Repairs(Scaling):
     ) -> Saga[GroupView]:
         """Begin a new lifecycle of a group in place of a lost or damaged record; see `Admin.recreate`."""
         keys = self.group_keys(stream, group)
-        request = self.request(keys, "create", reason, request_id, anew=True, timings=str(timings))
+        request = self.request(keys, "recreate", reason, request_id, timings=str(timings))
 
         def work(recorded: str | None) -> Saga[GroupView]:
             kept = timings
@@ -159,14 +159,18 @@ class Repairs(Scaling):
                     kept = old.timings
                 except (MetadataError, NotFoundError):
                     kept = Timings()
+            if recorded is not None:
+                # Perhaps deleted or recreated since; only what this very request made is finished.
+                view: GroupView = yield commands.describe(keys)
+                if view.incarnation != int(recorded):
+                    return view
+            deleted = yield commands.deletion(keys)
+            layout = yield from self._when_not_busy(commands.register(keys, shards=None, routing="jump-v1"))
+            made = yield from self._provision(keys, layout, "oldest")
             if recorded is None:
-                deleted = yield commands.deletion(keys)
-                register = commands.register(keys, shards=None, routing="jump-v1")
-                layout = yield from self._when_not_busy(register)
-                incarnation = yield from self._provision(keys, layout, "oldest")
                 made = yield commands.create(
                     keys,
-                    incarnation=incarnation,
+                    incarnation=made,
                     shards=layout.shards,
                     epoch=layout.epoch,
                     timings=kept,
@@ -174,8 +178,10 @@ class Repairs(Scaling):
                     anew=True,
                     **request.said(),
                 )
-                yield from self._finish(keys, layout, made, "oldest")
-            view: GroupView = yield commands.describe(keys)
+            else:
+                made = int(recorded)
+            yield from self._finish(keys, layout, made, "oldest")
+            view = yield commands.describe(keys)
             return view
 
         return self.carry_out(request, work)
@@ -191,24 +197,38 @@ class Repairs(Scaling):
                 raise ConfigError(f"what={what!r} needs the name of a {'group' if what == 'leases' else 'stream'}")
             if not reason.strip():
                 raise ConfigError("reason must say why")
-            return self._repair_index()
+            return self._repair_index(reason, request_id or self.settings.machine.word())
         if what == "leases":
             return self._repair_leases(self.group_keys(stream, str(group)), reason, request_id)
         if what == "routes":
             return self._repair_routes(self.stream_keys(stream), reason, request_id)
         raise ConfigError("the index is that of all streams: leave `stream` out")
 
-    def _repair_index(self) -> Saga[Sequence[str]]:
-        """No record changes, and nothing but listing reads the index: so there is no entry in any audit log."""
+    def _repair_index(self, reason: str, request_id: str) -> Saga[Sequence[str]]:
+        """Each group has a request of its own: the index belongs to none of them, and so has no audit log."""
         known: dict[str, set[str]] = yield from self.known()
         index: list[tuple[str, str]] = yield commands.groups(self.settings.key_prefix)
         there = {(stream, group) for stream, groups in known.items() for group in groups}
         done = []
         for stream, group in sorted(there ^ set(index)):
-            present = (stream, group) in there
-            yield commands.enlist(self.group_keys(stream, group), present=present)
+            present = yield from self._repair_entry(
+                self.group_keys(stream, group), (stream, group) in there, reason, request_id
+            )
             done.append(f"{stream}:{group} {'added' if present else 'removed'}")
         return done
+
+    def _repair_entry(self, keys: GroupKeys, present: bool, reason: str, request_id: str) -> Saga[bool]:
+        request = self.request(keys, "repair", reason, request_id, what="index", present=present)
+
+        def work(recorded: str | None) -> Saga[bool]:
+            if recorded is None:
+                # Before the change: they are two slots, and whoever dies in between has to leave its name rather than
+                # a change of nobody's.
+                yield commands.note_repair(keys, f"index: {'added' if present else 'removed'}", **request.said())
+            found: bool = yield from self.listed(keys, present=present)
+            return found
+
+        return self.carry_out(request, work)
 
     def _repair_leases(self, keys: GroupKeys, reason: str, request_id: str | None) -> Saga[Sequence[str]]:
         request = self.request(keys, "repair", reason, request_id, what="leases")
@@ -222,22 +242,28 @@ class Repairs(Scaling):
     def _repair_routes(self, keys: StreamKeys, reason: str, request_id: str | None) -> Saga[Sequence[str]]:
         request = self.request(keys, "repair", reason, request_id, what="routes")
 
-        def work(_recorded: str | None) -> Saga[Sequence[str]]:
+        def work(recorded: str | None) -> Saga[Sequence[str]]:
             view: StreamView = yield commands.resharding(keys)
             if view.saga is not None and view.saga.active:
                 raise refused("RESHARDING", f"{view.saga.state}: its driver makes missing routes", stream=keys.stream)
-            epoch, done = view.layout.epoch, []
+            epoch, missing, done = view.layout.epoch, [], []
             for shard in range(view.layout.shards):
                 route = yield commands.route(keys, shard)
-                if route.epoch is not None and route.epoch > epoch:
+                if route.epoch is None:
+                    missing.append(shard)
+                elif route.epoch > epoch:
                     why = f"the route of shard {shard} has epoch {route.epoch}, the record {epoch}"
                     raise refused("AHEAD", why, stream=keys.stream, shard=shard)
+            if recorded is None:
+                # Before the change, as for the index.
+                said = ", ".join(f"shard {shard}" for shard in missing) or "nothing to do"
+                yield commands.note_repair(keys, f"routes: {said}", **request.said())
+            for shard in missing:
                 made = yield commands.rebuild(keys, shard, view)
                 if made:
                     # A resharding that was begun meanwhile has closed it for a later epoch, and this is refused.
                     yield commands.open_route(keys, shard, epoch=epoch, layout=view.layout.layout)
                     done.append(f"shard {shard} made anew")
-            yield commands.note_repair(keys, ", ".join(done) or "nothing to do", **request.said())
             return done
 
         return self.carry_out(request, work)

@@ -144,7 +144,23 @@ class Sagas(Governance):
             yield from self._provision(keys, layout, start)
             yield commands.readable(keys, epoch=layout.epoch, step=2, shards=layout.shards)
         yield from reshard.mend_routes(StreamKeys(keys.stream, keys.prefix))
-        yield commands.enlist(keys, present=True)
+        yield from self.listed(keys, present=True)
+
+    def listed(self, keys: GroupKeys, *, present: bool) -> Saga[bool]:
+        """Make the index name a group, or forget it.
+
+        It lies on another slot than the record. Whoever changes it may have slept since the record was written: past a
+        deletion, or past the creation that followed. So it looks afterwards, and the record's word counts.
+
+        Returns:
+            Whether the index names the group now.
+        """
+        while True:
+            yield commands.enlist(keys, present=present)
+            found: bool = yield commands.exists(keys)
+            if found is present:
+                return found
+            present = found
 
     def _provision(self, keys: GroupKeys, layout: Layout, start: Start) -> Saga[int]:
         """Make all shards ready. Returns an incarnation above all that their fences have seen."""
@@ -194,7 +210,7 @@ class Sagas(Governance):
             for shard in range(stream.top):
                 yield commands.retire(keys, shard, incarnation=incarnation)
             yield commands.unregister(keys)
-        yield commands.enlist(keys, present=False)
+        yield from self.listed(keys, present=False)
         yield commands.deleted(keys, incarnation)
 
     def retain(self, stream: str, retention: Retention, reason: str, request_id: str | None) -> Saga[None]:

@@ -212,6 +212,11 @@ def enlist(keys: GroupKeys, *, present: bool) -> Command[int]:
     return Command("SADD" if present else "SREM", None, [index], [index, f"{keys.stream}:{keys.group}"], int)
 
 
+def exists(keys: GroupKeys) -> Command[bool]:
+    """Ask whether the group has a record, be it damaged."""
+    return Command("EXISTS", None, [keys.metadata], [keys.metadata], bool)
+
+
 def groups(prefix: str) -> Command[list[tuple[str, str]]]:
     """List all groups of the index. Result: (stream, group), sorted."""
 

@@ -91,8 +91,10 @@ def forget_leases(keys: GroupKeys, *, request_id: str, audit: Mapping[str, str])
     )
 
 
-def note_repair(keys: StreamKeys, detail: str, *, request_id: str, audit: Mapping[str, str]) -> Command[None]:
-    """Record what was repaired on other slots."""
+def note_repair(
+    keys: GroupKeys | StreamKeys, detail: str, *, request_id: str, audit: Mapping[str, str]
+) -> Command[None]:
+    """Record what is repaired on other slots next."""
     return call(
         "note",
         {"audit": keys.audit, "limits": keys.limits},

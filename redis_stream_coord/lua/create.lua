@@ -28,7 +28,8 @@
 -- @returns OK, incarnation
 -- @error EXISTS
 -- @error DELETED_MEANWHILE
-local before = audit.begin(key.audit, key.limits, 'create', arg)
+local action = arg.anew == 1 and 'recreate' or 'create'
+local before = audit.begin(key.audit, key.limits, action, arg)
 if before then return { 'OK', before } end
 local found = 0
 if arg.anew == 1 then
@@ -36,7 +37,7 @@ if arg.anew == 1 then
   found = tonumber(values[1] or '0') or 0
 elseif redis.call('EXISTS', key.metadata) == 1 then
   local g = group.open(key.metadata)
-  audit.deny(key.audit, 'create', arg, 'EXISTS', int(g.incarnation))
+  audit.deny(key.audit, action, arg, 'EXISTS', int(g.incarnation))
 end
 local last = redis.call('HMGET', key.deleted, 'incarnation', 'state')
 local deleted = last[1] and last[1] .. ' ' .. (last[2] or '') or '-'
@@ -57,5 +58,5 @@ for index = 0, arg.shards - 1 do
 end
 redis.call('DEL', key.leases)
 events.add(key.events, 'group_created', { 'incarnation', incarnation, 'shards', int(arg.shards) })
-audit.add(key.audit, 'create', 'accepted', 'OK', incarnation, arg)
+audit.add(key.audit, action, 'accepted', 'OK', incarnation, arg)
 return { 'OK', incarnation }

@@ -1,4 +1,4 @@
--- Record what was repaired on other slots.
+-- Record what is repaired on other slots next.
 -- @include audit
 -- @key audit
 -- @key limits

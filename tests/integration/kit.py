@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import attrs
 import pytest
@@ -31,12 +31,14 @@ from redis_stream_coord import (
     Retry,
     Timings,
 )
-from redis_stream_coord.commands import HeartbeatReply, HeartbeatRequest, heartbeat
+from redis_stream_coord.commands import Command, HeartbeatReply, HeartbeatRequest, Saga, Together, heartbeat
 from redis_stream_coord.keys import GroupKeys, StreamKeys
 from redis_stream_coord.runner import SyncRunner
 from redis_stream_coord.scripts import catalogue
 from redis_stream_coord.testing.conformance.bench import Peer as ConformancePeer
 from tests.waiting import eventually
+
+T = TypeVar("T")
 
 GROUP = "billing"
 # Nobody expires by accident, however busy the machine is.
@@ -150,10 +152,38 @@ class Bench:
         assert view.violations() == []
         return view
 
+    def asleep_before(self, name: str, saga: Saga[T]) -> Saga[T]:
+        """Let a driver carry a saga on up to a command of this name, and no further.
+
+        Returns:
+            The rest of it, from that command on, for `runner.drive` to wake the driver up.
+        """
+        step = next(saga)
+        while not (isinstance(step, Command) and step.name == name):
+            assert isinstance(step, Command | Together)
+            step = saga.send(
+                self.runner.run(step) if isinstance(step, Command) else self.runner.pipeline(step.commands)
+            )
+        return _rest(saga, step)
+
     def load_scripts(self) -> None:
         """Make every script known to the server, so that a call is one EVALSHA."""
         for script in catalogue().values():
             self.redis.script_load(script.source)
+
+
+def _rest(saga: Saga[T], step: Command[Any]) -> Saga[T]:
+    following: Any = step
+    try:
+        while True:
+            try:
+                result = yield following
+            except CoordError as error:
+                following = saga.throw(error)
+            else:
+                following = saga.send(result)
+    except StopIteration as over:
+        return cast(T, over.value)
 
 
 def sha(script: str) -> bytes:
