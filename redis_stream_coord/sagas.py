@@ -10,7 +10,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Literal
 
 from . import commands, reshard, routing
-from .commands import Command, Pause, Saga
+from .commands import Command, Pause, Saga, StreamView
 from .errors import AlreadyExistsError, ConfigError, CoordError, NotFoundError, refused
 from .governance import Governance, Request
 from .keys import GroupKeys, StreamKeys
@@ -198,18 +198,24 @@ class Sagas(Governance):
 
     def take_apart(self, keys: GroupKeys, incarnation: int) -> Saga[None]:
         """Finish the deletion of a lifecycle, if that is the last one and it is not finished yet."""
-        state = yield commands.deletion(keys)
-        if state != f"{incarnation} unfinished":
-            return
-        try:
-            stream = yield commands.resharding(self.stream_keys(keys.stream))
-        except NotFoundError:
-            stream = None
-        if stream is not None:
-            # Also where there were shards once: they may come back.
-            for shard in range(stream.top):
-                yield commands.retire(keys, shard, incarnation=incarnation)
-            yield commands.unregister(keys)
+        while True:
+            # The stream before the deletion: as long as that is unfinished nobody creates the group anew, so what is
+            # registered here is none of a later lifecycle. The other way round a driver could sleep in between.
+            try:
+                stream: StreamView | None = yield commands.resharding(self.stream_keys(keys.stream))
+            except NotFoundError:
+                stream = None
+            state = yield commands.deletion(keys)
+            if state != f"{incarnation} unfinished":
+                return
+            known = None if stream is None else stream.groups.get(keys.group)
+            if stream is not None:
+                # Also where there were shards once: they may come back.
+                for shard in range(stream.top):
+                    yield commands.retire(keys, shard, incarnation=incarnation)
+            # Not gone: a creation that is about to be refused has registered it once more.
+            if known is None or (yield commands.unregister(keys, registered=known.registered)):
+                break
         yield from self.listed(keys, present=False)
         yield commands.deleted(keys, incarnation)
 
@@ -245,7 +251,7 @@ class Sagas(Governance):
             detail = f"{place} on {','.join(map(str, wanted))}"
             yield commands.record(keys, "seek", detail, **request.said())
             for shard in wanted:
-                yield commands.seek(keys, shard, place)
+                yield commands.seek(keys, shard, place, incarnation=view.incarnation)
             yield commands.announce(keys, "sought")
 
         return self.carry_out(request, work)

@@ -218,12 +218,15 @@ def trim(keys: GroupKeys, fence: Fence, *, keep: int, groups: Sequence[str]) -> 
     )
 
 
-def seek(keys: GroupKeys, shard: int, entry_id: str) -> Command[str]:
-    """Move the group on one shard; the next entry is the first beyond `entry_id`. Result: the id."""
+def seek(keys: GroupKeys, shard: int, entry_id: str, *, incarnation: int) -> Command[str]:
+    """Move the group on one shard; the next entry is the first beyond `entry_id`. Result: the id.
+
+    Raises (when run): `NotFoundError`: the shard is missing, or that lifecycle of the group is over.
+    """
     return call(
         "seek",
         {"stream": StreamKeys(keys.stream).shard(shard).stream, "fence": keys.fence(shard)},
-        {"group": keys.group, "id": entry_id},
+        {"group": keys.group, "incarnation": incarnation, "id": entry_id},
         lambda answer: text(answer[1]),
         stream=keys.stream,
         group=keys.group,

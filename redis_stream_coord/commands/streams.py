@@ -125,12 +125,12 @@ def activate(keys: GroupKeys, layout_id: str, *, incarnation: int) -> Command[La
     )
 
 
-def unregister(keys: GroupKeys) -> Command[bool]:
-    """Make the stream forget a group. Result: whether it knew it."""
+def unregister(keys: GroupKeys, *, registered: int) -> Command[bool]:
+    """Make the stream forget a group, if it is registered under that number still. Result: whether that was so."""
     return call(
         "unregister",
         {"record": StreamKeys(keys.stream, keys.prefix).record},
-        {"group": keys.group, "protocol": PROTOCOL},
+        {"group": keys.group, "registered": registered, "protocol": PROTOCOL},
         lambda answer: bool(answer[1]),
         stream=keys.stream,
         group=keys.group,

@@ -227,7 +227,7 @@ def test_damaged_stream_record_is_refused(bench: Bench) -> None:
     calls: dict[str, Command[Any]] = {
         "layout": layout(keys),
         "register": register(GroupKeys(bench.stream, "other"), shards=None, routing="jump-v1"),
-        "unregister": unregister(bench.keys),
+        "unregister": unregister(bench.keys, registered=1),
         "activate": activate(bench.keys, whole["layout"], incarnation=bench.view().incarnation),
     }
     # Any routing may stand there: it is the producer that knows the protocols, and refuses an unknown one. Of a

@@ -21,6 +21,8 @@ from redis_stream_coord import (
     RedisSettings,
     commands,
 )
+from redis_stream_coord.commands import Saga
+from redis_stream_coord.sagas import Sagas
 from tests.integration.kit import GROUP, STEADY, Bench, Crew, two_servers
 from tests.servers import Server
 from tests.waiting import eventually
@@ -230,6 +232,69 @@ def test_a_driver_of_a_deletion_that_slept_leaves_the_next_lifecycle_alone(bench
         bench.runner.run(commands.retire(bench.keys, shard, incarnation=first.incarnation))
     for shard in range(2):
         a.finishes(*bench.fill(shard))
+
+
+@pytest.mark.parametrize("asleep", ["resharding", "HGETALL", "retire", "unregister", "deleted"])
+def test_a_driver_of_a_deletion_that_slept_does_not_unregister_the_next_lifecycle(bench: Bench, asleep: str) -> None:
+    """Else no resharding waits for that group any more, and its members read shards that do not come or go."""
+    bench.create(shards=2)
+    late = deletion(bench, asleep)
+    bench.delete()
+    bench.create(shards=2)
+    bench.runner.drive(late)
+    assert bench.admin.verify() == []
+    assert bench.monitor.routing(bench.stream).layout.groups == (GROUP,)
+
+
+@pytest.mark.parametrize("asleep", ["resharding", "HGETALL", "unregister"])
+def test_nor_one_that_is_being_created(bench: Bench, asleep: str) -> None:
+    """It is registered, and has no record yet that says which lifecycle it is."""
+    bench.create(shards=2)
+    late = deletion(bench, asleep)
+    bench.delete()
+    sagas = Sagas(bench.url, requested_by="slow")
+    begun = sagas.create(bench.stream, GROUP, 2, "oldest", STEADY, "jump-v1", "all", False, "a test", None)
+    creation = bench.asleep_before("create", begun)
+    bench.runner.drive(late)
+    bench.runner.drive(creation)
+    assert bench.admin.verify() == []
+    assert bench.monitor.routing(bench.stream).layout.groups == (GROUP,)
+
+
+def test_a_deletion_takes_the_registration_away_however_often_it_was_made(bench: Bench) -> None:
+    """While the stream is resharded a creation registers the group once more, and is refused as it is being deleted."""
+    bench.create(shards=2)
+    sagas = Sagas(bench.url, requested_by="slow")
+    begun = sagas.create(bench.stream, GROUP, 2, "oldest", STEADY, "jump-v1", "all", False, "a test", None)
+    creation = bench.asleep_before("register", begun)
+    late = deletion(bench, "unregister")
+    bench.admin.scale(bench.stream, shards=3, wait=False, reason="a test")
+    with pytest.raises(ConflictError, match="deletion"):
+        bench.runner.drive(creation)
+    bench.runner.drive(late)
+    assert bench.monitor.routing(bench.stream).layout.groups == ()
+    bench.admin.wait(bench.monitor.resharding(bench.stream), timeout_seconds=10)
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_move_that_slept_past_a_deletion_moves_nothing(bench: Bench, anew: bool) -> None:
+    bench.create(shards=2)
+    ids = bench.fill(0, 3)
+    sagas = Sagas(bench.url, requested_by="slow")
+    late = bench.asleep_before("seek", sagas.seek(bench.stream, GROUP, ids[1], None, "a test", None))
+    bench.delete()
+    if anew:
+        bench.create(shards=2)
+    with pytest.raises(NotFoundError):
+        bench.runner.drive(late)
+    there = bench.redis.xinfo_groups(bench.stream_key(0))
+    assert [group["last-delivered-id"] for group in there] == (["0-0"] if anew else [])
+
+
+def deletion(bench: Bench, asleep: str) -> Saga[None]:
+    """A deletion whose driver sleeps before a command of that name."""
+    sagas = Sagas(bench.url, requested_by="slow")
+    return bench.asleep_before(asleep, sagas.delete(bench.stream, GROUP, True, "a test", None))
 
 
 def test_a_group_is_not_created_while_its_deletion_is_unfinished(bench: Bench) -> None:

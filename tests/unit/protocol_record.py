@@ -132,7 +132,7 @@ def administer(group: FakeGroup) -> None:
 
     run(commands.begin(GROUP, "seek", **said("1")))
     run(commands.record(GROUP, "seek", "0-0 on 0", **said("1")))
-    run(commands.seek(GROUP, 0, "0-0"))
+    run(commands.seek(GROUP, 0, "0-0", incarnation=group.view().incarnation))
     run(commands.freeze(GROUP, on=True, **said("2")))
     run(commands.freeze(GROUP, on=False, **said("3")))
     run(commands.limit(GROUP, "robot", "5/60", **said("4")))
@@ -179,7 +179,8 @@ def delete(group: FakeGroup) -> None:
     run = group.run
     incarnation = run(commands.delete(GROUP, force=True, request_id="d1", audit=AUDIT))
     run(commands.retire(GROUP, 0, incarnation=incarnation))
-    run(commands.unregister(GROUP))
+    registered = run(commands.resharding(STREAM)).groups[GROUP.group].registered
+    run(commands.unregister(GROUP, registered=registered))
     run(commands.deleted(GROUP, incarnation))
 
 

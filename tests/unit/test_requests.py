@@ -138,7 +138,7 @@ def test_who_slept_through_a_deletion_cannot_claim(group: FakeGroup, sought: boo
     old = Fence(0, "a", "n", group.view().incarnation, 1)
     group.run(commands.claim(group.keys, old))
     if sought:
-        group.run(commands.seek(group.keys, 0, "0-0"))
+        group.run(commands.seek(group.keys, 0, "0-0", incarnation=old.incarnation))
     delete(group, "d1")
     with pytest.raises(MetadataRegressionError):
         group.run(commands.claim(group.keys, old))
