@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from redis_stream_coord import Message, Outgoing
-from tests.integration.kit import Bench, Crew, Recorder, taking_at_most, two_servers
+from tests.integration.kit import GROUP, Bench, Crew, Recorder, taking_at_most, two_servers
 from tests.waiting import eventually
 
 pytestmark = two_servers
@@ -102,6 +102,12 @@ def test_position_stays_before_the_smallest_unfinished_entry(bench: Bench, crew:
     eventually(lambda: bench.fence(0)["position"] == others[-1], what="the position at the end")
 
 
+def next_delivery(bench: Bench) -> list[int]:
+    """Of each pending entry the number of the delivery that comes next."""
+    rows = bench.redis.xpending_range(bench.stream_key(0), GROUP, "-", "+", 10)
+    return [row["times_delivered"] for row in rows]
+
+
 def test_crash_with_holes_delivers_only_what_was_not_finished(bench: Bench, crew: Crew, tmp_path: Path) -> None:
     bench.create(shards=1)
     child = crew.child("child", tmp_path, concurrency=3, hold_key=bench.key_of(0))
@@ -110,6 +116,8 @@ def test_crash_with_holes_delivers_only_what_was_not_finished(bench: Bench, crew
     others = fill_key(bench, 1, 3) + fill_key(bench, 2, 3)
     child.notes_eventually("finished", len(others))
     eventually(lambda: list(bench.pending(0)) == held, what="the acknowledgements of the others")
+    # It is written down a little later than the handler began.
+    eventually(lambda: next_delivery(bench) == [2, 1], what="the count of what is in the handler")
     child.kill()
     b = crew.start("b", concurrency=3)
     b.finishes(*held)

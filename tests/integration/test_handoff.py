@@ -251,6 +251,12 @@ def test_consumer_with_pending_entries_is_not_deleted(bench: Bench) -> None:
     assert [entry.id for entry in second.entries] == ids[2:]
     assert second.caught_up
     assert set(bench.pending(0).values()) == {"a"}
+    # Left behind by hand, below what was received: not ours to read, and its entry must not go with it.
+    bench.redis.xclaim(bench.stream_key(0), GROUP, "x", 0, [ids[0]])
+    last = bench.runner.run(read(bench.keys, a.fence(0), after=ids[2], count=10))
+    assert last.caught_up
+    assert bench.pending(0)[ids[0]] == "x"
+    assert bench.consumers(0) == {"a", "x"}
 
 
 def test_lost_read_reply_loses_nothing_and_counts_no_delivery(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import threading
@@ -15,9 +16,12 @@ import pytest
 
 from redis_stream_coord import Consumer, RedisSettings
 from redis_stream_coord.commands import ack, claim, read
-from redis_stream_coord.runner import SyncRunner
+from redis_stream_coord.runner import AsyncRunner, SyncRunner
+from redis_stream_coord.tasks import end
+from redis_stream_coord.waiting import Waiter
 from redis_stream_coord.worker import Worker
-from tests.integration.kit import FAST, GROUP, SLACK_SECONDS, STEADY, Bench, Crew, Peer
+from tests.integration.kit import FAST, GROUP, SLACK_SECONDS, SLOW, STEADY, Bench, Crew, Peer
+from tests.proxy import FrameSplitter
 from tests.servers import SentinelServers
 from tests.waiting import eventually
 
@@ -175,6 +179,38 @@ def test_reconnecting_is_not_a_flood(stream: str) -> None:
     assert 3 <= seen <= 90, seen
 
 
+def test_wait_that_is_never_answered_ends(stream: str) -> None:
+    """Elsewhere a blocking read overran its time, and nobody noticed."""
+    waits = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal waits
+        frames = FrameSplitter()
+        while data := await reader.read(65536):
+            for request in frames.feed(data):
+                if b"XREAD" in request:
+                    waits += 1
+                else:
+                    writer.write(b":7\r\n" if request.endswith(b"ID\r\n") else b"+OK\r\n")
+        writer.close()
+
+    async def main() -> None:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            settings = RedisSettings(f"redis://127.0.0.1:{port}", timeout_seconds=0.2)
+            control = AsyncRunner(settings)
+            waiter = Waiter(settings, control)
+            running = asyncio.create_task(waiter.run())
+            # The time of the block, and the timeout as its margin.
+            await asyncio.wait_for(waiter.wait(f"{stream}:0", "0-0"), 5)
+            await end([running])
+            await waiter.close()
+            await control.close()
+
+    asyncio.run(main())
+    assert waits >= 1
+
+
 def test_nothing_is_asked_of_a_replica(stream: str) -> None:
     """What a replica says may be old."""
     with SentinelServers("redis7") as servers, servers.replica.client(protocol=2) as replica:
@@ -231,3 +267,42 @@ def test_owner_that_renews_and_acknowledges_at_the_same_time_is_not_fenced(bench
     assert not errors
     assert peer.fence(0) == fence
     assert bench.pending(0) == {}
+
+
+def _activity(bench: Bench) -> tuple[int, int]:
+    """Commands that the server has carried out, and connections that it has accepted, so far."""
+    stats = bench.redis.info("stats")
+    return stats["total_commands_processed"], stats["total_connections_received"]
+
+
+@redis7
+def test_who_has_nothing_to_do_asks_for_little(bench: Bench, crew: Crew) -> None:
+    """Elsewhere an idle consumer asked 8,000 times a second, or its connection timed out at each wait."""
+    bench.create(shards=4, timings=SLOW)
+    a = crew.start("a", redis=RedisSettings(bench.url, timeout_seconds=0.3))  # one wait for entries lasts longer
+    a.finishes(*(entry_id for shard in range(4) for entry_id in bench.fill(shard)))
+    eventually(lambda: not any(bench.pending(shard) for shard in range(4)), what="the acknowledgements")
+    bench.producer.close()
+    time.sleep(0.2)  # the waits for entries have begun anew
+    before = _activity(bench)
+    time.sleep(1.5)
+    commands, connections = (after - earlier for after, earlier in zip(_activity(bench), before, strict=True))
+    # A wait a second; and what others do on the server who were there before.
+    assert commands <= 20, commands
+    assert connections == 0
+    a.finishes(*bench.fill(2))
+
+
+@redis7
+def test_shard_that_cannot_be_read_is_asked_for_seldom(bench: Bench, crew: Crew) -> None:
+    """Elsewhere a consumer group that was gone brought 600 errors a second."""
+    bench.create(shards=2, timings=SLOW)
+    a = crew.start("a")
+    a.owns(0, 1)
+    bench.redis.delete(bench.stream_key(0))
+    eventually(lambda: "shard 0" in a.consumer.health.waits_for, within_seconds=20, what="that it is noticed")
+    before, _ = _activity(bench)
+    time.sleep(1.5)
+    commands = _activity(bench)[0] - before
+    assert commands <= 20, commands
+    a.finishes(*bench.fill(1))
