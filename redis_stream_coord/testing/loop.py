@@ -53,6 +53,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def select(self, timeout: float | None) -> list[Any]:
         """Let time pass until the next timer."""
         if self._meet_conditions() or timeout == 0:
+            self._reach_due()
             self._turns += 1
             if self._turns > _MOST_TURNS:
                 raise RuntimeError(f"{_MOST_TURNS} turns of the event loop, and no time has passed")
@@ -68,6 +69,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
         else:
             self._now += timeout
         return []
+
+    def _reach_due(self) -> None:
+        """Let the time come that a timer is set to, if asyncio is about to run it: it does so a nanosecond early.
+
+        Otherwise what waits for the rest of a sum of floats would wait again and again, and no time would pass.
+        """
+        first: float = self._scheduled[0].when() if self._scheduled else self._now  # type: ignore[attr-defined]
+        if self._now < first < self._now + self._clock_resolution:  # type: ignore[attr-defined]
+            self._now = first
 
     def _process_events(self, event_list: list[Any]) -> None:
         pass
