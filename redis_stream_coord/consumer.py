@@ -21,8 +21,9 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from .async_consumer import NOT_STARTED, SIGNALS, Offer, end_at_once, finish, within
+from .checks import check_number
 from .engine import Engine
-from .errors import ConfigError, LifecycleError
+from .errors import LifecycleError
 from .logs import logger
 from .models import Health, Lag, Message, Shards
 from .options import Ack, Decode, Options
@@ -30,7 +31,7 @@ from .pauses import Pauses
 from .policies import Batch, DeadLetter, Poison, Retry
 from .runner import check_process
 from .settings import RedisSettings
-from .turns import Handle, Turn, Withdrawn
+from .turns import Handle, Turn, Withdrawn, check_done
 
 _SIGNAL_SECONDS = 0.2  # at most so long until a signal is acted upon
 _LEAVE_SECONDS = 5.0  # what the end of an engine may take beyond ``shutdown_seconds``
@@ -86,8 +87,7 @@ class Consumer:
         on_revoked: Callable[[Shards], None] | None = None,
         on_lost: Callable[[Shards], None] | None = None,
     ) -> None:
-        if handler_threads < 1:
-            raise ConfigError(f"handler_threads={handler_threads} must be positive")
+        check_number("handler_threads", handler_threads, 1, 10_000)
         options = Options(
             stream=stream,
             group=group,
@@ -127,17 +127,20 @@ class Consumer:
         self._was_signalled = False
         self._pid = os.getpid()
 
-    def _callback(self, function: Callable[[Shards], None]) -> Callable[[Shards], Awaitable[None]]:
+    def _callback(self, function: Callable[[Shards], Any]) -> Callable[[Shards], Awaitable[None]]:
+        def run(shards: Shards) -> None:
+            check_done(function(shards), "callback")
+
         async def call(shards: Shards) -> None:
-            await self._callback_threads.call(function, shards)
+            await self._callback_threads.call(run, shards)
 
         return call
 
-    def _handle_in_thread(self, function: Callable[[Any], None]) -> Handle:
+    def _handle_in_thread(self, function: Callable[[Any], Any]) -> Handle:
         def run(turn: Turn) -> None:
             assert self._loop is not None
             turn.begin_in_thread(self._loop)
-            function(turn.argument())
+            check_done(function(turn.argument()), "handler")
 
         async def handle(turn: Turn) -> None:
             future = self._threads.start(run, turn)

@@ -20,7 +20,7 @@ from .logs import Log
 from .models import RESERVED_PREFIX, Held, Message
 from .policies import Batch, DeadLetter, Poison, Retry, dead_fields
 from .runner import AsyncRunner
-from .turns import Handle, Turn, Withdrawn
+from .turns import Handle, NotAwaitedError, Turn, Withdrawn
 
 _PAUSED_SECONDS = 0.05  # between looks whether an entry that failed may be tried again on a paused shard
 _RESERVED = RESERVED_PREFIX.encode()
@@ -196,7 +196,9 @@ class Handling:
         if len(messages) > 1 and await self._together(messages):
             return
         for message, entry in zip(messages, ready, strict=True):
-            await self._until_handled(message, entry)
+            # After a failed batch each is tried alone, however few deliveries are enough: all but one may be good.
+            if len(messages) > 1 or not await self._is_worn_out(message, entry):
+                await self._until_handled(message, entry)
 
     async def _is_free(self, entry: Entry) -> bool:
         """Wait until no handler of an earlier owner in this process is in the way. Returns whether it may go on."""
@@ -240,10 +242,14 @@ class Handling:
             return False
         return True
 
+    async def _is_worn_out(self, message: Message, entry: Entry) -> bool:
+        """Whether an entry has had its deliveries, at owners that died on it, and could be given up."""
+        poison = self._config.poison
+        worn_out = poison is not None and message.deliveries > poison.after_deliveries
+        return worn_out and self.reading() and await self._give_up(message, entry)
+
     async def _until_handled(self, message: Message, entry: Entry) -> None:
-        poison, failures = self._config.poison, 0
-        if poison is not None and message.deliveries > poison.after_deliveries and await self._give_up(message, entry):
-            return
+        failures = 0
         while self.reading():
             if self._owner.paused(self._fence.shard):
                 await self.pause(_PAUSED_SECONDS)
@@ -271,6 +277,9 @@ class Handling:
     async def _is_settled(self, message: Message, entry: Entry) -> bool:
         """Decide on an entry whose handler failed. Returns whether it is not to be tried again."""
         poison, error = self._config.poison, message.error
+        if isinstance(error, NotAwaitedError):
+            self._owner.failed(error)  # says nothing about the entry, and so makes no poison of it
+            return True
         fatal = error is not None and self._config.retry.is_fatal(error)
         if poison is None:
             if fatal and error is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from .checks import check_number
 from .errors import ConfigError
 
 Fields = Mapping[str, str | bytes]
@@ -19,6 +20,10 @@ KEY_FIELD = b"rsc-key"
 EVENT_ID_FIELD = b"rsc-event"
 
 
+# Whoever asks for more has taken milliseconds for seconds.
+_LONGEST_SECONDS = 3600.0
+
+
 @attrs.frozen(kw_only=True)
 class Timings:
     """How fast a group notices things. Stored in the group; every member gets them with each heartbeat.
@@ -29,7 +34,7 @@ class Timings:
         rebalance_seconds: a member that has not drained a revoked shard for so long is fenced.
 
     Raises:
-        ConfigError: not positive, or less than three heartbeats to a lease.
+        ConfigError: not positive, more than an hour, or less than three heartbeats to a lease.
     """
 
     heartbeat_seconds: float = 3.0
@@ -37,6 +42,8 @@ class Timings:
     rebalance_seconds: float = 60.0
 
     def __attrs_post_init__(self) -> None:
+        for name in ("heartbeat_seconds", "lease_seconds", "rebalance_seconds"):
+            check_number(name, getattr(self, name), 0.0, _LONGEST_SECONDS, hint="These are seconds, not milliseconds.")
         if not 0.05 <= self.heartbeat_seconds * 3 <= self.lease_seconds + 1e-9:  # 0.1 * 3 is more than 0.3
             raise ConfigError(
                 f"heartbeat_seconds={self.heartbeat_seconds} does not fit lease_seconds={self.lease_seconds}",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 
 import attrs
 
+from .checks import check_function, check_kind, check_number
 from .engine import EngineConfig, ShardsCallback
 from .errors import ConfigError
 from .handling import WorkConfig
@@ -48,22 +49,49 @@ class Options:
 
     def check(self, *, want_async: bool) -> None:
         """Check everything. Raises: `ConfigError`."""
-        _check_range("weight", self.weight, 0.001, 1000)
-        _check_range("concurrency", self.concurrency, 1, 1000)
-        _check_range("prefetch", self.prefetch, 1, 1000)
-        _check_range("prefetch_bytes", self.prefetch_bytes, 1, 1 << 31)
-        _check_range("shutdown_seconds", self.shutdown_seconds, 0, float("inf"))
+        check_number("weight", self.weight, 0.001, 1000)
+        check_number("concurrency", self.concurrency, 1, 1000)
+        check_number("prefetch", self.prefetch, 1, 1000)
+        check_number("prefetch_bytes", self.prefetch_bytes, 1, 1 << 31)
+        check_number("shutdown_seconds", self.shutdown_seconds, 0.0)
         if self.max_handler_seconds is not None:
-            _check_range("max_handler_seconds", self.max_handler_seconds, 0.001, float("inf"))
+            check_number("max_handler_seconds", self.max_handler_seconds, 0.001)
         if self.ack not in ("auto", "manual"):
             raise ConfigError(f"ack={self.ack!r} must be 'auto' or 'manual'")
-        if isinstance(self.handler, Batch) and self.concurrency > 1:
-            raise ConfigError("a Batch takes all keys of a shard together, so concurrency must be 1")
-        functions: dict[str, Callable[..., Any] | None] = {"handler": _function(self.handler), **self.callbacks}
+        check_kind("retry", self.retry, Retry, hint="Retry(backoff_seconds=0) tries again at once.")
+        if self.poison is not None:
+            check_kind("poison", self.poison, Poison, DeadLetter, hint="Poison(function, after_deliveries=...).")
+        self._check_dead_letter()
+        self._check_functions(want_async)
+
+    def _check_functions(self, want_async: bool) -> None:
+        if isinstance(self.handler, Batch):
+            if self.concurrency > 1:
+                raise ConfigError("a Batch takes all keys of a shard together, so concurrency must be 1")
+            if self.handler.max_size > self.prefetch:
+                raise ConfigError(
+                    f"a Batch of max_size={self.handler.max_size} never fills: prefetch={self.prefetch} entries are "
+                    "read ahead",
+                    hint=f"Pass prefetch={self.handler.max_size} too.",
+                )
+        takes = "a list of Message" if isinstance(self.handler, Batch) else "a Message"
+        if self.handler is not None:
+            check_function("handler", _function(self.handler), takes, want_async=want_async)
         if isinstance(self.poison, Poison):
-            functions["poison"] = self.poison.handler
-        for name, function in functions.items():
-            _check_kind(name, function, want_async=want_async)
+            check_function("poison", self.poison.handler, "a Message", want_async=want_async)
+        if self.decode is not None:
+            check_function("decode", self.decode, "the fields", want_async=False)
+        for name, callback in self.callbacks.items():
+            if callback is not None:
+                check_function(name, callback, "a frozenset of shards", want_async=want_async)
+
+    def _check_dead_letter(self) -> None:
+        poison = self.poison
+        if isinstance(poison, DeadLetter) and re.fullmatch(re.escape(self.stream) + r":\d+", poison.stream):
+            raise ConfigError(
+                f"the dead letters of stream {self.stream!r} cannot go to its own shard {poison.stream!r}",
+                hint="They would be handed out there, fail again, and so on for ever.",
+            )
 
     def engine_config(
         self, adapt: Adapt, adapt_handler: AdaptHandler, offer: Handle, *, handlers: int | None
@@ -117,19 +145,3 @@ class Options:
 
 def _function(handler: Callable[[Message], Any] | Batch | None) -> Callable[..., Any] | None:
     return handler.handler if isinstance(handler, Batch) else handler
-
-
-def _check_range(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ConfigError(f"{name}={value} must be between {low} and {high}")
-
-
-def _check_kind(name: str, function: Any, *, want_async: bool) -> None:
-    if function is None:
-        return
-    if not callable(function):
-        raise ConfigError(f"{name}={function!r} cannot be called")
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-    if is_async is not want_async:
-        kind, other = ("coroutine", "Consumer") if want_async else ("plain", "AsyncConsumer")
-        raise ConfigError(f"{name} must be a {kind} function here", hint=f"Use {other} for the other kind.")

@@ -8,11 +8,14 @@ from typing import Any
 
 import attrs
 
+from .checks import check_number
 from .errors import ConfigError
 from .models import Message
 
 # Marks an entry of a dead-letter stream with where it came from and why.
 DEAD_PREFIX = "rsc-dead-"
+# An entry that nobody gives up comes from leaving `Poison` out, not from a large number.
+_MOST_DELIVERIES = 1_000_000
 
 
 @attrs.frozen(kw_only=True)
@@ -45,8 +48,8 @@ class Retry:
             given: tuple[object, ...] = types if isinstance(types, tuple) else (None,)
             if not all(isinstance(one, type) and issubclass(one, Exception) for one in given):
                 raise ConfigError(f"{name}={types!r} must be a tuple of types of exceptions")
-        if not 0 <= self.backoff_seconds <= self.max_backoff_seconds:
-            raise ConfigError(f"backoff_seconds={self.backoff_seconds} must be between 0 and max_backoff_seconds")
+        check_number("max_backoff_seconds", self.max_backoff_seconds, 0.0)
+        check_number("backoff_seconds", self.backoff_seconds, 0.0, float(self.max_backoff_seconds))
 
     def is_fatal(self, error: BaseException) -> bool:
         """Return whether no further try will mend what ended with `error`."""
@@ -83,8 +86,8 @@ class Batch:
     within_seconds: float = attrs.field(default=0.1, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        if self.max_size < 1 or self.within_seconds < 0:
-            raise ConfigError(f"max_size={self.max_size} and within_seconds={self.within_seconds} must be positive")
+        check_number("max_size", self.max_size, 1, 1000)
+        check_number("within_seconds", self.within_seconds, 0.0)
 
 
 @attrs.frozen
@@ -106,7 +109,7 @@ class Poison:
     after_deliveries: int = attrs.field(kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        _check_after(self.after_deliveries)
+        check_number("after_deliveries", self.after_deliveries, 1, _MOST_DELIVERIES)
 
 
 @attrs.frozen
@@ -125,12 +128,9 @@ class DeadLetter:
     after_deliveries: int = attrs.field(kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        _check_after(self.after_deliveries)
-
-
-def _check_after(after_deliveries: int) -> None:
-    if after_deliveries < 1:
-        raise ConfigError(f"after_deliveries={after_deliveries} must be positive")
+        if not isinstance(self.stream, str) or not self.stream:
+            raise ConfigError(f"stream={self.stream!r} must be the key of a Redis stream")
+        check_number("after_deliveries", self.after_deliveries, 1, _MOST_DELIVERIES)
 
 
 def dead_fields(message: Message, group: str, raw: list[bytes]) -> list[str | bytes]:

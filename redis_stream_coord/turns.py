@@ -8,16 +8,42 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
+from .errors import ConfigError
 from .machine import Machine
 from .models import Message
 
 
 class Withdrawn(Exception):  # noqa: N818 - never raised to a user
     """A message went back before anybody had finished it; that is no failure."""
+
+
+class NotAwaitedError(ConfigError):
+    """A function that was taken for a plain one has returned something to await: none of its work is done."""
+
+
+def check_done(result: Any, what: str) -> None:
+    """Check that a plain function has done its work. A lambda or decorator may hide that it only begins a coroutine.
+
+    Parameters:
+        result: what the function returned.
+        what: it is, for the message.
+
+    Raises:
+        NotAwaitedError: it returned something to await.
+    """
+    if not inspect.isawaitable(result):
+        return
+    if inspect.iscoroutine(result):
+        result.close()  # it will never run, and Python need not warn of that too
+    raise NotAwaitedError(
+        f"a {what} of a Consumer returned a {type(result).__name__}, and nobody awaits that",
+        hint="Give AsyncConsumer a coroutine function, or Consumer a plain one that does its work before it returns.",
+    )
 
 
 class Turn:

@@ -189,13 +189,20 @@ class Worker:
             await self._woken.wait()
 
     def _room(self) -> int:
-        """How many entries may be read now: half of the room has to be free, so that reads are worth their while."""
+        """How many entries may be read now: half of the room has to be free, so that reads are worth their while.
+
+        A batch that is not full is worth a read in any case.
+        """
         config = self._config
-        if self._arrival is not None or self._lanes.count > config.prefetch // 2:
-            return 0
-        if self._lanes.bytes > config.prefetch_bytes // 2:
+        enough = config.prefetch // 2
+        if config.batch is not None:
+            enough = max(enough, config.batch.max_size - 1)
+        if self._arrival is not None or self._lanes.count > enough or self._is_heavy():
             return 0
         return config.prefetch - self._lanes.count
+
+    def _is_heavy(self) -> bool:
+        return self._lanes.bytes > self._config.prefetch_bytes // 2
 
     async def _read(self) -> bool:
         """Read once. Returns whether there may be more to read at once."""
@@ -286,6 +293,8 @@ class Worker:
             return self._lanes.pop(lane, 1)
         deadline = self._clock() + batch.within_seconds
         while len(lane.entries) < batch.max_size and (left := deadline - self._clock()) > 0 and self._handing_out():
+            if self._is_heavy():
+                break  # nothing more is read until this is handed out
             self._woken.set()
             await self._handling.pause(min(left, 0.005))
         return self._lanes.pop(lane, batch.max_size) if self._handing_out() else []
