@@ -134,7 +134,8 @@ class Admin:
 
     def freeze(self, stream: str, *, group: str, reason: str, request_id: str | None = None) -> None:
         """Freeze a group while an operator works on it: nobody is granted a shard, and no mutation but restore, repair
-        and `unfreeze` is accepted. Members keep what they have.
+        and `unfreeze` is accepted. A resharding that is not decided waits, and may be taken back. Members keep what
+        they have.
 
         Parameters:
             stream, group: its names.

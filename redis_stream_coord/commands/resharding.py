@@ -440,7 +440,7 @@ def _order(entry_id: str) -> tuple[int, ...]:
 def readable(keys: GroupKeys, *, epoch: int, step: int, shards: int) -> Command[int]:
     """Say which shards members may be given: `shards` of them, from 0. Older words than the last are ignored.
 
-    Result: incarnation of the group. Raises (when run): `NotFoundError`, `MetadataError`.
+    Result: incarnation of the group. Raises (when run): `NotFoundError`, `MetadataError`; `FrozenError`, of step 1.
     """
     return call(
         "readable",

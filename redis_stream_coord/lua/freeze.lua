@@ -1,5 +1,5 @@
 -- Freeze a group, or end that: an operator is at work. Nobody is granted anything, and no mutation but restore and
--- repair is accepted. Members keep what they have.
+-- repair is accepted; a resharding that is not decided waits (`readable`). Members keep what they have.
 -- @include clock
 -- @include int
 -- @include group

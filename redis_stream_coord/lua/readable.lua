@@ -1,6 +1,9 @@
 -- Say which shards the members of a group may be given: so many, from 0 on. A resharding says it in two steps: all
 -- shards of both layouts, before it decides; those of the new one, once the group has drained the others. Older words
--- than the last are ignored, so that a driver that was asleep takes nothing back.
+-- than the last are ignored, so that a driver that was asleep takes nothing back. The first step is refused while the
+-- group is frozen: `scale` is on another slot and may have missed that, and without this step nothing is decided. What
+-- is decided goes on to its end.
+-- @include refuse
 -- @include int
 -- @include events
 -- @include group
@@ -11,10 +14,12 @@
 -- @arg step integer
 -- @arg shards integer
 -- @returns OK, incarnation, epoch and step of the last word
+-- @error FROZEN
 local g = group.open(key.metadata)
 group.check_protocol(g, arg.protocol)
 local newer = arg.epoch > g.layout_epoch or (arg.epoch == g.layout_epoch and arg.step > g.layout_step)
 if not newer then return { 'OK', int(g.incarnation), int(g.layout_epoch), int(g.layout_step) } end
+if arg.step == 1 and g.frozen then refuse('FROZEN', int(g.frozen)) end
 group.complete(g)
 local changed = {}
 for index = 0, arg.shards - 1 do

@@ -19,10 +19,12 @@ from redis_stream_coord import (
     PermissionDeniedError,
     RateLimitedError,
     RedisSettings,
+    WaitTimeoutError,
     commands,
 )
 from redis_stream_coord.commands import Saga
 from redis_stream_coord.sagas import Sagas
+from redis_stream_coord.scaling import Scaling
 from tests.integration.kit import GROUP, STEADY, Bench, Crew, two_servers
 from tests.servers import Server
 from tests.waiting import eventually
@@ -217,6 +219,35 @@ def test_a_frozen_group_grants_nothing_and_goes_on_where_it_was(bench: Bench, cr
     assert sum(shard.holder is None for shard in bench.view().shards.values()) == 1
     bench.admin.unfreeze(bench.stream, group=GROUP, reason="OPS-1 done")
     eventually(lambda: len(b.consumer.assignment) == 1, within_seconds=2, what="b gets what is meant for it")
+
+
+@pytest.mark.parametrize("target", [1, 3])
+def test_a_frozen_group_is_not_resharded(bench: Bench, target: int) -> None:
+    bench.create(shards=2)
+    bench.admin.freeze(bench.stream, group=GROUP, reason="OPS-1")
+    with pytest.raises(FrozenError):
+        bench.admin.scale(bench.stream, shards=target, reason="a test")
+    assert audit(bench, f"redis-stream:coord:{{{bench.stream}}}:audit")[-1]["word"] == "FROZEN"
+    assert bench.monitor.resharding(bench.stream) is None
+
+
+@pytest.mark.parametrize(("target", "ends"), [(1, "COMPLETED"), (3, "COMPLETED"), (3, "ABANDONED")])
+def test_a_resharding_that_misses_a_freeze_waits_for_its_end(bench: Bench, target: int, ends: str) -> None:
+    """The freeze comes between the look at the group and the record of the stream, which are two slots."""
+    bench.create(shards=2)
+    sagas = Scaling(bench.url, requested_by="slow")
+    late = bench.asleep_before("scale", sagas.scale(bench.stream, target, True, False, "a test", None))
+    bench.admin.freeze(bench.stream, group=GROUP, reason="OPS-1")
+    before = bench.record_of()
+    begun = bench.runner.drive(late)
+    with pytest.raises(WaitTimeoutError, match="frozen"):
+        bench.admin.wait(begun, timeout_seconds=0.2)
+    assert bench.monitor.resharding(bench.stream).state == "PREPARING"
+    assert bench.record_of() == before
+    if ends == "ABANDONED":
+        assert bench.admin.rollback(begun, reason="OPS-1", timeout_seconds=10).state == ends
+    bench.admin.unfreeze(bench.stream, group=GROUP, reason="OPS-1 done")
+    assert bench.admin.wait(begun, timeout_seconds=10).state == ends
 
 
 # --- deletions that meet creations ----------------------------------------------------------------------------------
