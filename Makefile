@@ -25,7 +25,7 @@ $(VENV)/.stamp: pyproject.toml
 check: venv
 	$(BIN)/ruff check redis_stream_coord tests examples
 	$(BIN)/ruff format --check redis_stream_coord tests examples
-	$(BIN)/mypy redis_stream_coord examples
+	$(BIN)/mypy redis_stream_coord examples tests/typed_use.py
 	$(BIN)/lint-imports
 
 test: venv

@@ -11,10 +11,10 @@ from types import TracebackType
 from typing import Any
 
 from .engine import Engine
-from .errors import LifecycleError, RedisUnavailableError
+from .errors import RedisUnavailableError
 from .logs import logger
 from .models import Health, Lag, Message, Shards
-from .options import Ack, Decode, Options
+from .options import Ack, Decode, Options, misuse
 from .pauses import Pauses
 from .policies import Batch, DeadLetter, Poison, Retry
 from .runner import check_process
@@ -66,14 +66,14 @@ class AsyncConsumer:
         *,
         group: str,
         redis: str | RedisSettings,
-        handler: Callable[[Message], Awaitable[None]] | Batch | None = None,
+        handler: Callable[[Message], Awaitable[None]] | Batch[Awaitable[None]] | None = None,
         member: str | None = None,
         weight: float = 1.0,
         concurrency: int = 1,
         ack: Ack = "auto",
         decode: Decode | None = None,
         retry: Retry = Retry(),  # noqa: B008 - frozen
-        poison: Poison | DeadLetter | None = None,
+        poison: Poison[Awaitable[None]] | DeadLetter | None = None,
         max_handler_seconds: float | None = None,
         prefetch: int = 100,
         prefetch_bytes: int = 16 << 20,
@@ -125,7 +125,7 @@ class AsyncConsumer:
             LifecycleError: it was started before, or there is no handler.
         """
         if self._handler is None:
-            raise LifecycleError("run() needs a handler", hint="Pass handler=, or iterate over the consumer.")
+            raise misuse(self._config, "run() needs a handler", "Pass handler=, or iterate over the consumer.")
         loop = asyncio.get_running_loop()
         installed = []
         for number in SIGNALS:
@@ -152,7 +152,7 @@ class AsyncConsumer:
     async def start(self) -> None:
         """Begin to consume in the background. Raises: `LifecycleError` if it was started before."""
         if self._task is not None:
-            raise LifecycleError("a consumer can be started only once", hint="Make a new one.")
+            raise misuse(self._config, "a consumer can be started only once", "Make a new one.")
         check_process(self._pid)
         self._engine = Engine(self._config, self._pauses)
         self._task = self._config.settings.machine.spawn(self._engine.run())
@@ -190,7 +190,7 @@ class AsyncConsumer:
         if self._task is None or self._engine is None:
             return True
         if self._engine.runs_in(asyncio.current_task()):
-            raise LifecycleError("a handler cannot wait for its own consumer", hint="Call request_stop().")
+            raise misuse(self._config, "a handler cannot wait for its own consumer", "Call request_stop().")
         done, _ = await asyncio.wait([self._task], timeout=timeout_seconds)
         if not done:
             return False
@@ -212,7 +212,7 @@ class AsyncConsumer:
         Without ``async with`` leaving the loop also stops the consumer; the message in the loop's body goes back.
         """
         if self._handler is not None:
-            raise LifecycleError("a consumer with a handler cannot be iterated over")
+            raise misuse(self._config, "a consumer with a handler cannot be iterated over", "Leave it out to iterate.")
         began_here = self._task is None
         if began_here:
             await self.start()

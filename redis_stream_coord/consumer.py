@@ -23,10 +23,9 @@ from typing import Any
 from .async_consumer import NOT_STARTED, SIGNALS, Offer, end_at_once, finish, within
 from .checks import check_number
 from .engine import Engine
-from .errors import LifecycleError
 from .logs import logger
 from .models import Health, Lag, Message, Shards
-from .options import Ack, Decode, Options
+from .options import Ack, Decode, Options, misuse
 from .pauses import Pauses
 from .policies import Batch, DeadLetter, Poison, Retry
 from .runner import check_process
@@ -70,7 +69,7 @@ class Consumer:
         *,
         group: str,
         redis: str | RedisSettings,
-        handler: Callable[[Message], None] | Batch | None = None,
+        handler: Callable[[Message], None] | Batch[None] | None = None,
         handler_threads: int = 32,
         member: str | None = None,
         weight: float = 1.0,
@@ -78,7 +77,7 @@ class Consumer:
         ack: Ack = "auto",
         decode: Decode | None = None,
         retry: Retry = Retry(),  # noqa: B008 - frozen
-        poison: Poison | DeadLetter | None = None,
+        poison: Poison[None] | DeadLetter | None = None,
         max_handler_seconds: float | None = None,
         prefetch: int = 100,
         prefetch_bytes: int = 16 << 20,
@@ -164,7 +163,7 @@ class Consumer:
             LifecycleError: it was started before, or there is no handler.
         """
         if self._handler is None:
-            raise LifecycleError("run() needs a handler", hint="Pass handler=, or iterate over the consumer.")
+            raise misuse(self._config, "run() needs a handler", "Pass handler=, or iterate over the consumer.")
         previous: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             previous = {number: signal.signal(number, self._signalled) for number in SIGNALS}
@@ -188,7 +187,7 @@ class Consumer:
     def start(self) -> None:
         """Begin to consume in the background. Raises: `LifecycleError` if it was started before."""
         if self._started:
-            raise LifecycleError("a consumer can be started only once", hint="Make a new one.")
+            raise misuse(self._config, "a consumer can be started only once", "Make a new one.")
         check_process(self._pid)
         self._started = True
         self._loop = self._machine.acquire()
@@ -240,7 +239,7 @@ class Consumer:
             return True
         own = (*self._threads.threads, *self._callback_threads.threads)
         if threading.current_thread() in own:
-            raise LifecycleError("a handler cannot wait for its own consumer", hint="Call request_stop().")
+            raise misuse(self._config, "a handler cannot wait for its own consumer", "Call request_stop().")
         over = self._machine.block(self._over.wait, self._over.is_set, timeout_seconds)
         if not over:
             return False
@@ -266,7 +265,7 @@ class Consumer:
         Without ``with`` leaving the loop also stops the consumer; the message in the loop's body goes back.
         """
         if self._handler is not None:
-            raise LifecycleError("a consumer with a handler cannot be iterated over")
+            raise misuse(self._config, "a consumer with a handler cannot be iterated over", "Leave it out to iterate.")
         began_here = not self._started
         if began_here:
             self.start()

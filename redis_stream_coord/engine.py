@@ -122,8 +122,9 @@ class Engine:
                 self.config.place.release()
         if self.failure is not None:
             raise self.failure
-        if self.session.failure is not None:
-            raise self.session.failure
+        if (failure := self.session.failure) is not None:
+            failure.stream, failure.group = self.config.keys.stream, self.config.keys.group
+            raise failure
 
     async def _farewell(self) -> None:
         """Cancelled together with all else, as ``asyncio.run`` does at its end: do not stay in the group as a ghost."""

@@ -126,7 +126,9 @@ class CoordError(Exception):
             if value is not None
         )
         text = f"{self.message} ({where})" if where else self.message
-        return f"{text}. {self.hint}" if self.hint else text
+        if not self.hint:
+            return text
+        return f"{text} {self.hint}" if text.endswith((".", "!", "?")) else f"{text}. {self.hint}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Keyword-only arguments do not survive the default pickling, and process pools pickle exceptions.
@@ -281,6 +283,7 @@ class RedisUnavailableError(CoordError):
     """Redis gave no usable answer within the time allowed."""
 
     retriable = True
+    hint = "Check that Redis runs there and can be reached; then the same call may succeed."
 
 
 @attrs.frozen
@@ -362,7 +365,8 @@ REFUSALS: Mapping[str, Refusal] = MappingProxyType(
         "GROUP_NOT_FOUND": Refusal(
             NotFoundError,
             "there is no such group",
-            "Create it: Admin(redis, requested_by=...).create({stream!r}, group={group!r}, shards=..., reason=...).",
+            "Check both names and key_prefix; Monitor.groups lists what there is. To create it: "
+            "Admin(redis, requested_by=...).create({stream!r}, group={group!r}, shards=..., reason=...).",
         ),
         "LATE": Refusal(
             ConflictError,
@@ -478,8 +482,8 @@ REFUSALS: Mapping[str, Refusal] = MappingProxyType(
         "STREAM_NOT_FOUND": Refusal(
             NotFoundError,
             "there is no such stream",
-            "Create its first group: Admin(redis, requested_by=...).create({stream!r}, group=..., shards=..., "
-            "reason=...).",
+            "Check its name and key_prefix; Monitor.groups lists what there is. To create its first group: "
+            "Admin(redis, requested_by=...).create({stream!r}, group=..., shards=..., reason=...).",
         ),
         "UNKNOWN_MEMBER_ID": Refusal(
             FencedError,

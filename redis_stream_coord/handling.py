@@ -46,12 +46,12 @@ class WorkConfig:
     """
 
     handle: Handle
-    batch: Batch | None
+    batch: Batch[Any] | None
     decode: Callable[[dict[str, bytes]], Any] | None
     concurrency: int
     auto_ack: bool
     retry: Retry
-    poison: Poison | DeadLetter | None
+    poison: Poison[Any] | DeadLetter | None
     poisoned: Handle | None
     handlers: int | None
     max_handler_seconds: float | None

@@ -10,7 +10,7 @@ import attrs
 
 from .checks import check_function, check_kind, check_number
 from .engine import EngineConfig, ShardsCallback
-from .errors import ConfigError
+from .errors import ConfigError, LifecycleError
 from .handling import WorkConfig
 from .keys import GroupKeys, check_member
 from .models import Message
@@ -33,14 +33,14 @@ class Options:
     stream: str
     group: str
     redis: str | RedisSettings
-    handler: Callable[[Message], Any] | Batch | None
+    handler: Callable[[Message], Any] | Batch[Any] | None
     member: str | None
     weight: float
     concurrency: int
     ack: Ack
     decode: Decode | None
     retry: Retry
-    poison: Poison | DeadLetter | None
+    poison: Poison[Any] | DeadLetter | None
     max_handler_seconds: float | None
     prefetch: int
     prefetch_bytes: int
@@ -143,5 +143,11 @@ class Options:
         )
 
 
-def _function(handler: Callable[[Message], Any] | Batch | None) -> Callable[..., Any] | None:
+def misuse(config: EngineConfig, message: str, hint: str) -> LifecycleError:
+    """Make the error for a call of a consumer that does not fit its state."""
+    keys = config.keys
+    return LifecycleError(message, stream=keys.stream, group=keys.group, member=config.member, hint=hint)
+
+
+def _function(handler: Callable[[Message], Any] | Batch[Any] | None) -> Callable[..., Any] | None:
     return handler.handler if isinstance(handler, Batch) else handler

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Generic, TypeVar
 
 import attrs
 
 from .checks import check_number
 from .errors import ConfigError
 from .models import Message
+
+# What the user's function returns: nothing for `Consumer`, something to await for `AsyncConsumer`.
+R_co = TypeVar("R_co", covariant=True)
 
 # Marks an entry of a dead-letter stream with where it came from and why.
 DEAD_PREFIX = "rsc-dead-"
@@ -66,7 +69,7 @@ class Retry:
 
 
 @attrs.frozen
-class Batch:
+class Batch(Generic[R_co]):
     """A handler that takes a list of entries of one shard. It succeeds or fails as a whole.
 
     After a failure its entries come one by one, so that a bad one is found and the others get through.
@@ -81,7 +84,7 @@ class Batch:
         ConfigError: not positive.
     """
 
-    handler: Callable[[list[Message]], Any]
+    handler: Callable[[list[Message]], R_co]
     max_size: int = attrs.field(default=100, kw_only=True)
     within_seconds: float = attrs.field(default=0.1, kw_only=True)
 
@@ -91,7 +94,7 @@ class Batch:
 
 
 @attrs.frozen
-class Poison:
+class Poison(Generic[R_co]):
     """What to do with an entry that cannot be handled. The application decides; without this it is tried for ever.
 
     Parameters:
@@ -105,7 +108,7 @@ class Poison:
         ConfigError: `after_deliveries` is not positive.
     """
 
-    handler: Callable[[Message], Any]
+    handler: Callable[[Message], R_co]
     after_deliveries: int = attrs.field(kw_only=True)
 
     def __attrs_post_init__(self) -> None:

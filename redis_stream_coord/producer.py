@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from opentelemetry import trace
 
@@ -28,6 +28,7 @@ from .settings import RedisSettings
 from .tasks import end
 
 _LEASE_SECONDS = 10.0
+_Self = TypeVar("_Self", bound="Router")
 
 
 def _route(publishing: Publishing, course: Course, key: bytes) -> Route:
@@ -122,7 +123,7 @@ class Router:
             self._refresher.stop()
         self._runner.close()
 
-    def __enter__(self) -> Any:
+    def __enter__(self: _Self) -> _Self:
         return self
 
     def __exit__(

@@ -8,7 +8,7 @@ last may the entry go to another shard. See `attempts` for why that is safe, doc
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice, repeat
 from typing import Any
@@ -128,33 +128,51 @@ class Publishing:
 
     def prepare(self, outgoing: Outgoing, carrier: Sequence[str | bytes] = ()) -> Entry:
         """Check an entry and add the reserved fields. Raises: `ConfigError`."""
+        if not isinstance(outgoing, Outgoing):
+            raise self._unfit(
+                f"an entry is a {type(outgoing).__name__}", "Pass Outgoing(fields=..., key=...) for each."
+            )
+        if not isinstance(outgoing.fields, Mapping):
+            raise self._unfit(
+                f"fields must be a mapping, not {type(outgoing.fields).__name__}", "Names are str, values str or bytes."
+            )
         key = key_bytes(outgoing.key)
         flat: list[str | bytes] = [KEY_FIELD, key]
         if outgoing.event_id is not None:
             if not outgoing.event_id or not isinstance(outgoing.event_id, str):
-                raise ConfigError(f"event_id={outgoing.event_id!r} must be a text that is not empty")
-            flat += [EVENT_ID_FIELD, outgoing.event_id]
+                raise self._unfit(f"event_id={outgoing.event_id!r} must be text", "It may not be empty, either.")
+            flat += [EVENT_ID_FIELD, self._encoded("event_id", outgoing.event_id)]
         flat += carrier
         for field, value in outgoing.fields.items():
-            if not isinstance(field, str) or not isinstance(value, (str, bytes)):
-                raise ConfigError(
-                    f"field {field!r} has a value of type {type(value).__name__}",
-                    stream=self.keys.stream,
-                    hint="Names are str, values str or bytes: encode other types yourself, for example with json.",
-                )
-            if field.startswith(RESERVED_PREFIX):
-                raise ConfigError(
-                    f"field {field!r} begins with {RESERVED_PREFIX!r}, which is reserved",
-                    stream=self.keys.stream,
-                )
-            flat += [field, value]
+            flat += self._checked(field, value)
         if self.fenced and len(flat) > 2 * MAX_FIELDS:
-            raise ConfigError(
+            raise self._unfit(
                 f"an entry of {len(outgoing.fields)} fields is too large",
-                stream=self.keys.stream,
-                hint=f"Use at most {MAX_FIELDS}, those of the library included, or pack them into one field.",
+                f"Use at most {MAX_FIELDS}, those of the library included, or pack them into one field.",
             )
         return Entry(key, outgoing.event_id, flat)
+
+    def _checked(self, field: Any, value: Any) -> tuple[bytes, bytes]:
+        if not isinstance(field, str) or not isinstance(value, (str, bytes)):
+            names, values = type(field).__name__, type(value).__name__
+            raise self._unfit(
+                f"field {field!r} has a name of type {names} and a value of type {values}",
+                "Names are str, values str or bytes: encode other types yourself, for example with json.",
+            )
+        if field.startswith(RESERVED_PREFIX):
+            raise self._unfit(f"field {field!r} begins with {RESERVED_PREFIX!r}, which is reserved", "Rename it.")
+        what = f"field {field!r}"
+        return self._encoded(what, field), value if isinstance(value, bytes) else self._encoded(what, value)
+
+    def _encoded(self, what: str, value: str) -> bytes:
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            remedy = "Pass text that can be encoded, or a value in bytes."
+            raise self._unfit(f"{what} cannot be stored as UTF-8: {error}", remedy) from None
+
+    def _unfit(self, message: str, hint: str) -> ConfigError:
+        return ConfigError(message, stream=self.keys.stream, hint=hint)
 
     def is_repeatable(self, entry: Entry) -> bool:
         """Whether it may be sent again when its outcome is unknown."""

@@ -1,10 +1,8 @@
 """The only place that talks to Redis.
 
 A runner sends commands: EVALSHA, then EVAL where the server does not know the script (after a restart, a failover or
-on a node of a cluster that is new). It retries what is idempotent, and translates the exceptions of redis-py.
-
-Connections speak RESP2 and are never decoded by redis-py, so answers have one shape whatever the user's own client
-does. The retries of redis-py are off: it would repeat what must not be repeated.
+on a node of a cluster that is new). It retries what is idempotent. `clients` makes its client, and `translation` an
+exception of this library of each that redis-py raises.
 """
 
 from __future__ import annotations
@@ -14,34 +12,17 @@ import os
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
-import redis
-import redis.backoff
 import redis.exceptions
 import tenacity
 
-from . import acl, telemetry
+from . import clients, telemetry
 from .commands import Command, Pause, Saga, Scan, Together, text
-from .errors import CoordError, CorruptMetadataError, LifecycleError, PermissionDeniedError, RedisUnavailableError
+from .errors import CoordError, LifecycleError, RedisUnavailableError
 from .settings import RedisSettings
 from .tasks import end
+from .translation import translate
 
 T = TypeVar("T")
-
-# The command was not carried out, or it is unknown whether it was; in both cases a later try may succeed.
-_TRANSIENT = (
-    redis.exceptions.ConnectionError,
-    redis.exceptions.TimeoutError,
-    redis.exceptions.ClusterDownError,
-    redis.exceptions.OutOfMemoryError,
-    redis.exceptions.ReadOnlyError,
-    redis.exceptions.TryAgainError,
-    redis.exceptions.AskError,
-    redis.exceptions.RedisClusterException,
-    OSError,
-    EOFError,
-)
-_TRANSIENT_WORDS = ("OOM", "MISCONF", "NOREPLICAS", "MASTERDOWN", "LOADING", "BUSY", "UNBLOCKED", "READONLY")
-
 
 # The last try has at least so long.
 _LEAST_SECONDS = 0.01
@@ -49,45 +30,9 @@ _LEAST_SECONDS = 0.01
 _TOGETHER = 64
 
 
-def translate(error: Exception, name: str, command: Command[Any] | None = None) -> CoordError:
-    """Make an exception of this library of one of redis-py.
-
-    Parameters:
-        error: what redis-py raised.
-        name: of the command, for the message.
-        command: itself; if Redis refused it for want of a right, the message names the missing ACL rule.
-    """
-    text = str(error)
-    if isinstance(error, redis.exceptions.AuthenticationError) or text.startswith(("WRONGPASS", "NOAUTH")):
-        return PermissionDeniedError(
-            f"Redis refused the credentials: {text}", hint="Check user name and password of RedisSettings."
-        )
-    # In a script a missing right is a plain error; before 7.2 it does not even name the right.
-    in_script = "The user executing the script can't" in text or text.startswith("ACL failure in script")
-    if isinstance(error, redis.exceptions.NoPermissionError) or "NOPERM" in text[:60] or in_script:
-        return PermissionDeniedError(
-            f"Redis refused {name}: {text}",
-            hint=_missing_right(text, name, command),
-        )
-    if isinstance(error, _TRANSIENT) or text.startswith(_TRANSIENT_WORDS):
-        return RedisUnavailableError(f"{name} got no answer from Redis: {type(error).__name__}: {text}")
-    if "WRONGTYPE" in text:
-        return CorruptMetadataError(
-            f"a key used by {name} is of the wrong type: {text}",
-            hint="Something else wrote to the library's keys.",
-        )
-    return CoordError(f"{name} failed: {type(error).__name__}: {text}")
-
-
-def _missing_right(text: str, name: str, command: Command[Any] | None) -> str:
-    script = None if command is None or command.script is None else command.script.name
-    rule = acl.missing(
-        text,
-        command=name if script is None else "EVALSHA",
-        keys=() if command is None else command.keys,
-        script=script,
-    )
-    return f"The Redis user lacks the rule {rule}; `redis-stream-coord acl ROLE` prints all rules of a role."
+def _check_open(closed: bool) -> None:
+    if closed:
+        raise LifecycleError("this object has been closed; nothing was sent", hint="Make a new one.")
 
 
 def check_process(pid: int) -> None:
@@ -110,11 +55,11 @@ def _line(command: Command[Any], *, by_source: bool = False) -> tuple[Any, ...]:
     return (*head, len(command.keys), *command.keys, *command.arguments)
 
 
-def _outcome(command: Command[T], answer: Any) -> T | CoordError:
+def _outcome(command: Command[T], answer: Any, settings: RedisSettings) -> T | CoordError:
     if isinstance(answer, CoordError):
         return answer
     if isinstance(answer, Exception):
-        return translate(answer, command.name, command)
+        return translate(answer, command.name, command, settings)
     try:
         return command.parse(answer)
     except CoordError as error:
@@ -139,74 +84,6 @@ def _policy(settings: RedisSettings, until: float) -> dict[str, Any]:
     }
 
 
-def _options(settings: RedisSettings, retry: Any, timeout_seconds: float) -> dict[str, Any]:
-    username, password = settings.credentials()
-    options: dict[str, Any] = {
-        "protocol": 2,
-        "decode_responses": False,
-        "socket_timeout": timeout_seconds,
-        "socket_connect_timeout": min(settings.timeout_seconds, timeout_seconds),
-        "socket_keepalive": True,
-        "health_check_interval": 0,
-        "retry": retry,
-    }
-    if settings.password is not None and callable(settings.password):
-        options["credential_provider"] = _Credentials(settings)
-    else:
-        options |= {"username": username, "password": password}
-    return options
-
-
-class _Credentials(redis.CredentialProvider):
-    """Asks for the password at every connect, so that a rotated secret is used."""
-
-    def __init__(self, settings: RedisSettings) -> None:
-        self._settings = settings
-
-    def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        username, password = self._settings.credentials()
-        return (username, password or "") if username else (password or "",)
-
-
-def _make(settings: RedisSettings, kinds: Any, timeout_seconds: float) -> Any:
-    """Make a client. Parameters: kinds: the classes of redis-py to use; see `machine`."""
-    address = settings.address
-    retry = kinds.retry(redis.backoff.NoBackoff(), 0)
-    options = _options(settings, retry, timeout_seconds)
-    if address.tls:
-        options |= {
-            "ssl": True,
-            "ssl_ca_certs": settings.ssl_ca_file,
-            "ssl_certfile": settings.ssl_cert_file,
-            "ssl_keyfile": settings.ssl_key_file,
-        }
-    if address.topology == "cluster":
-        nodes = [kinds.cluster_node(host, port) for host, port in address.nodes]
-        # A redirection is no failure: it says that the command was not carried out there.
-        options["retry"] = kinds.retry(redis.backoff.NoBackoff(), 3)
-        return kinds.cluster(startup_nodes=nodes, **options)
-    options["db"] = address.db
-    if address.topology == "unix":
-        options.pop("socket_keepalive")
-        return kinds.client(unix_socket_path=address.path, **options)
-    if address.topology == "sentinel":
-        sentinel = kinds.sentinel(address.nodes, sentinel_kwargs={"socket_timeout": settings.timeout_seconds})
-        return sentinel.master_for(address.service, redis_class=kinds.client, **options)
-    host, port = address.nodes[0]
-    return kinds.client(host=host, port=port, **options)
-
-
-def _sentinels(client: Any) -> list[Any]:
-    """Return the clients that a client asks for the primary; closing it does not close them."""
-    manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
-    return [] if manager is None else list(manager.sentinels)
-
-
-def _close(client: Any) -> None:
-    for one in (*_sentinels(client), client):
-        one.close()
-
-
 class SyncRunner:
     """Sends commands from plain code. Thread-safe; connects at the first command.
 
@@ -217,6 +94,7 @@ class SyncRunner:
     def __init__(self, settings: RedisSettings) -> None:
         self.settings = settings
         self._client: Any = None
+        self._closed = False
         self._pid = os.getpid()
 
     def run(self, command: Command[T], *, retry: bool = True) -> T:
@@ -279,7 +157,7 @@ class SyncRunner:
             raise
         except Exception as error:
             self._after(error)
-            raise translate(error, "SCAN") from error
+            raise translate(error, "SCAN", settings=self.settings) from error
         return sorted(found)
 
     def pipeline(self, commands: Sequence[Command[T]]) -> Sequence[T | CoordError]:
@@ -302,7 +180,7 @@ class SyncRunner:
         except Exception as error:  # noqa: BLE001 - translated
             self._after(error)
             answers = [error] * len(commands)
-        return [_outcome(command, answer) for command, answer in zip(commands, answers, strict=True)]
+        return [_outcome(command, answer, self.settings) for command, answer in zip(commands, answers, strict=True)]
 
     def _send_many(self, client: Any, commands: Sequence[Command[Any]]) -> list[Any]:
         pipe = client.pipeline(transaction=False)
@@ -325,8 +203,9 @@ class SyncRunner:
 
     def _connected(self) -> Any:
         check_process(self._pid)
+        _check_open(self._closed)
         if self._client is None:
-            self._client = _make(self.settings, self.settings.machine.plain, self.settings.timeout_seconds)
+            self._client = clients.make(self.settings, self.settings.machine.plain, self.settings.timeout_seconds)
         return self._client
 
     def _once(self, command: Command[T]) -> T:
@@ -336,22 +215,24 @@ class SyncRunner:
             raise
         except Exception as error:
             self._after(error)
-            raise translate(error, command.name, command) from error
+            raise translate(error, command.name, command, self.settings) from error
         return command.parse(answer)
 
     def _once_until(self, command: Command[T], until: float) -> T:
         """Send a command with no more time than is left. Timeouts are of a connection, so this one has its own."""
         check_process(self._pid)
         left = max(until - self.settings.machine.clock(), _LEAST_SECONDS)
-        client = _make(self.settings, self.settings.machine.plain, left)
+        client = None
         try:
+            client = clients.make(self.settings, self.settings.machine.plain, left)  # that of a Cluster connects
             answer = self._send(command, client)
         except CoordError:
             raise
         except Exception as error:
-            raise translate(error, command.name, command) from error
+            raise translate(error, command.name, command, self.settings) from error
         finally:
-            _close(client)
+            if client is not None:
+                clients.close(client)
         return command.parse(answer)
 
     def _send(self, command: Command[Any], client: Any = None) -> Any:
@@ -367,10 +248,10 @@ class SyncRunner:
             self._client.connection_pool.disconnect()
 
     def close(self) -> None:
-        """Close the connections."""
-        client, self._client = self._client, None
+        """Close the connections, for good."""
+        client, self._client, self._closed = self._client, None, True
         if client is not None:
-            _close(client)
+            clients.close(client)
 
 
 class AsyncRunner:
@@ -392,10 +273,13 @@ class AsyncRunner:
         self._timeout_seconds = settings.timeout_seconds + block_seconds
         self._client: Any = None
         self._lock = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
         self._pid = os.getpid()
 
     async def run(self, command: Command[T], *, retry: bool = True) -> T:
         """Send one command; see `SyncRunner.run`."""
+        self._check_usable()
         clock = self.settings.machine.clock
         until = clock() + self.settings.timeout_seconds
         with telemetry.tracer.start_as_current_span(f"redis_stream_coord {command.name}"):
@@ -406,6 +290,18 @@ class AsyncRunner:
                     raise
             retrying = tenacity.AsyncRetrying(**_policy(self.settings, until))
             return cast(T, await retrying(self._once_until, command, until))
+
+    def _check_usable(self) -> None:
+        _check_open(self._closed)
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            # Whatever it waits for there would never come.
+            raise LifecycleError(
+                "this object belongs to another event loop, where its connections are",
+                hint="Make one for each event loop, and so for each asyncio.run.",
+            )
 
     async def _once_until(self, command: Command[T], until: float) -> T:
         try:
@@ -438,6 +334,7 @@ class AsyncRunner:
 
     async def scan(self, pattern: str) -> list[str]:
         """Return every key that fits a glob-style pattern; see `SyncRunner.scan`."""
+        self._check_usable()
         try:
             async with self._lock:
                 client = await self._connected()
@@ -445,11 +342,12 @@ class AsyncRunner:
         except CoordError:
             raise
         except Exception as error:
-            raise translate(error, "SCAN") from error
+            raise translate(error, "SCAN", settings=self.settings) from error
         return sorted(found)
 
     async def pipeline(self, commands: Sequence[Command[T]]) -> Sequence[T | CoordError]:
         """Send many commands in one go; see `SyncRunner.pipeline`."""
+        self._check_usable()
         if self.is_cluster:
             return [await self._caught(command) for command in commands]
         try:
@@ -459,7 +357,7 @@ class AsyncRunner:
             raise
         except Exception as error:  # noqa: BLE001 - translated
             answers = [error] * len(commands)
-        return [_outcome(command, answer) for command, answer in zip(commands, answers, strict=True)]
+        return [_outcome(command, answer, self.settings) for command, answer in zip(commands, answers, strict=True)]
 
     async def _caught(self, command: Command[T]) -> T | CoordError:
         try:
@@ -485,13 +383,13 @@ class AsyncRunner:
                 # Not under another command: it would connect anew, for a client that nobody closes any more.
                 async with self._lock:
                     await self._disconnect()
-            raise translate(error, command.name, command) from error
+            raise translate(error, command.name, command, self.settings) from error
         return command.parse(answer)
 
     async def _connected(self) -> Any:
         check_process(self._pid)
         if self._client is None:
-            client = _make(self.settings, self.settings.machine.coroutine, self._timeout_seconds)
+            client = clients.make(self.settings, self.settings.machine.coroutine, self._timeout_seconds)
             if self.is_cluster:
                 await client.initialize()
             self._client = client
@@ -545,7 +443,8 @@ class AsyncRunner:
         return answers
 
     async def close(self) -> None:
-        """Close the connections. Whoever still waits for an answer gets `RedisUnavailableError`."""
+        """Close the connections, for good. Whoever still waits for an answer gets `RedisUnavailableError`."""
+        self._closed = True
         if self._sender is not None:
             await end([self._sender])
         left, self._queue = self._queue, []
@@ -556,7 +455,7 @@ class AsyncRunner:
         """Close the connections; the next command makes new ones."""
         client, self._client = self._client, None
         if client is not None:
-            for one in (*_sentinels(client), client):
+            for one in (*clients.sentinels(client), client):
                 await one.aclose()
 
 

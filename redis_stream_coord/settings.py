@@ -12,6 +12,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 import attrs
 
+from .checks import check_number
 from .errors import ConfigError
 from .keys import DEFAULT_PREFIX
 from .machine import MACHINE, Machine
@@ -50,6 +51,9 @@ class Address:
     username: str | None
     password: str | None = attrs.field(repr=False)
 
+    def __str__(self) -> str:
+        return self.path or ", ".join(f"{_bracket(host)}:{port}" for host, port in self.nodes)
+
 
 @attrs.frozen(kw_only=True)
 class RedisSettings:
@@ -85,8 +89,7 @@ class RedisSettings:
                 f"key_prefix={self.key_prefix!r} cannot be used",
                 hint="Braces would change the Cluster slot of every key.",
             )
-        if self.timeout_seconds <= 0:
-            raise ConfigError(f"timeout_seconds={self.timeout_seconds} must be positive")
+        check_number("timeout_seconds", self.timeout_seconds, 0.001, 3600.0, hint="These are seconds.")
         object.__setattr__(self, "address", _parse(self.url))
 
     @property
@@ -118,7 +121,9 @@ class RedisSettings:
         """
         url = os.environ.get(f"{prefix}URL")
         if not url:
-            raise ConfigError(f"{prefix}URL is not set")
+            raise ConfigError(
+                f"{prefix}URL is not set", hint="Set it in the environment, for example to redis://localhost:6379/0."
+            )
         timeout = os.environ.get(f"{prefix}TIMEOUT_SECONDS", "5")
         try:
             timeout_seconds = float(timeout)
@@ -214,13 +219,16 @@ def _parse(url: str) -> Address:
             f"{parts.scheme} URLs name one server, not {hosts!r}",
             hint=f"For several servers use {parts.scheme}+cluster:// or {parts.scheme}+sentinel://.",
         )
+    db = _db(parts, path if topology != "unix" else [])
+    if topology == "cluster" and db != 0:
+        raise ConfigError(f"a Cluster has no database {db}", hint="Leave it out of the URL.")
     username, _, password = credentials.partition(":")
     return Address(
         topology=topology,
         nodes=() if topology == "unix" else _nodes(parts, 26379 if topology == "sentinel" else 6379),
         path=parts.path if topology == "unix" else "",
         service=service,
-        db=_db(parts, path if topology != "unix" else []),
+        db=db,
         tls=tls,
         username=unquote(username) or None,
         password=unquote(password) or None,

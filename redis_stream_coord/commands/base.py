@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import attrs
@@ -56,6 +57,7 @@ class Command(Generic[T_co]):
         arguments: ARGV of the script; of a plain command everything after its name.
         parse: makes the result of the raw RESP2 answer; raises the exception of a refusal.
         idempotent: whether it may be sent again when its reply was lost.
+        whom: stream, group, member and shard that it concerns, as `CoordError` takes them.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Command(Generic[T_co]):
     arguments: Sequence[str | bytes]
     parse: Callable[[Any], T_co]
     idempotent: bool = True
+    whom: Mapping[str, Any] = MappingProxyType({})
 
 
 def call(
@@ -79,6 +82,7 @@ def call(
     member: str | None = None,
     shard: int | None = None,
 ) -> Command[T]:
+    whom: dict[str, Any] = {"stream": stream, "group": group, "member": member, "shard": shard}
     script = catalogue()[name]
     bound, argv = script.bind(keys, arguments)
 
@@ -86,10 +90,10 @@ def call(
         word = text(answer[0])
         if word not in accept:
             detail = " ".join(text(part) for part in answer[1:])
-            raise refused(word, detail, stream=stream, group=group, member=member, shard=shard)
+            raise refused(word, detail, **whom)
         return parse(answer)
 
-    return Command(name, script, bound, argv, checked, idempotent)
+    return Command(name, script, bound, argv, checked, idempotent, whom)
 
 
 def text(value: Any) -> str:

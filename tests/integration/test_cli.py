@@ -223,7 +223,7 @@ def _error(answer: Answer, code: Exit) -> dict[str, Any]:
 def test_errors_have_their_exit_codes(group: Bench, run: CommandLine) -> None:
     names = (group.stream, GROUP)
     assert _error(run("describe", group.stream, "none", "--json"), Exit.NOT_FOUND)["word"] == "GROUP_NOT_FOUND"
-    assert _error(run("routing", "none", "--json"), Exit.NOT_FOUND)["hint"].startswith("Create its first group")
+    assert _error(run("routing", "none", "--json"), Exit.NOT_FOUND)["hint"].startswith("Check its name")
     assert run("messages", group.stream, "--event-id", "none", "--json").exit == Exit.NOT_FOUND
     assert _error(run("create", *names, *WHO, "--json"), Exit.CONFLICT)["type"] == "AlreadyExistsError"
     assert _error(run("create", *names, "--shards", "5", *WHO, "--json"), Exit.CONFLICT)["type"] == "ConflictError"
@@ -242,7 +242,7 @@ def test_an_error_says_what_to_do_next(group: Bench, run: CommandLine) -> None:
     assert answer.exit == Exit.NOT_FOUND
     assert answer.out == ""
     assert answer.err.startswith("error: there is no such group")
-    assert "hint: Create it:" in answer.err
+    assert "To create it:" in answer.err
 
 
 def test_a_missing_right_is_named(group: Bench, run: CommandLine) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from redis_stream_coord import AsyncAdmin, AsyncProducer, Message, Outgoing, Timings
+from redis_stream_coord import AsyncAdmin, AsyncProducer, ConfigError, Message, Outgoing, Producer, Timings
 from redis_stream_coord.keys import StreamKeys
 from tests.integration.kit import GROUP, SLACK_SECONDS, Bench, Crew, Recorder
 from tests.servers import ClusterServers
@@ -47,6 +47,17 @@ def owned_by_all(crew: Crew) -> None:
         lambda: frozenset().union(*(w.consumer.assignment for w in crew.members)) == frozenset(range(SHARDS)),
         what="every shard claimed",
     )
+
+
+def test_url_of_a_single_server_is_said_to_be_wrong(bench: Bench, cluster: ClusterServers) -> None:
+    def ask() -> None:
+        for node in cluster.nodes:  # at least one of them has not the slot
+            with Producer(bench.stream, redis=f"redis://127.0.0.1:{node.port}") as producer:
+                producer.publish({"n": "1"}, key="k")
+
+    with pytest.raises(ConfigError, match="which is a node of a Cluster") as caught:
+        ask()
+    assert "redis+cluster://" in caught.value.hint
 
 
 def test_members_share_shards_of_all_nodes_and_keep_the_order_of_each_key(

@@ -11,7 +11,11 @@ import pytest
 import redis
 
 from redis_stream_coord import (
+    AsyncMonitor,
+    AsyncProducer,
+    ConfigError,
     Consumer,
+    LifecycleError,
     Monitor,
     PermissionDeniedError,
     Producer,
@@ -394,6 +398,84 @@ def test_nothing_is_left_of_the_connections_to_sentinel(stream: str) -> None:
             assert asked()
         bench.close()
         eventually(lambda: not asked(), what="no connection to Sentinel left")
+
+
+# --- what cannot go well --------------------------------------------------------------------------------------------
+
+
+@on_redis7
+@pytest.mark.parametrize("scheme", ["redis+cluster", "redis+sentinel"])
+def test_url_of_another_kind_of_server_is_said_to_be_wrong(bench: Bench, scheme: str) -> None:
+    url = bench.url.replace("redis://", f"{scheme}://").removesuffix("/0")
+    url += "/primary" if "sentinel" in scheme else ""
+    said = "the URL does not fit Redis at"
+    with pytest.raises(ConfigError, match=said), Monitor(url) as monitor:
+        monitor.groups()
+    with pytest.raises(ConfigError, match=said), Producer(bench.stream, redis=url) as producer:
+        producer.publish({"n": "1"}, key="k")
+
+    async def ask() -> None:
+        async with AsyncMonitor(url) as monitor:
+            await monitor.groups()
+
+    with pytest.raises(ConfigError, match=said):
+        asyncio.run(ask())
+
+
+@on_redis7
+def test_cluster_that_is_not_there_is_unavailable(bench: Bench) -> None:
+    settings = RedisSettings("redis+cluster://127.0.0.1:1", timeout_seconds=0.2)
+    with pytest.raises(RedisUnavailableError, match=r"at 127\.0\.0\.1:1"), Monitor(settings) as monitor:
+        monitor.groups()
+
+
+@on_redis7
+def test_whoever_was_closed_says_so(bench: Bench) -> None:
+    bench.create(shards=1)
+    producer, monitor = Producer(bench.stream, redis=bench.url), Monitor(bench.url)
+    producer.publish({"n": "1"}, key="k")
+    monitor.groups()
+    for one in (producer, monitor, producer, monitor):
+        one.close()
+    with pytest.raises(LifecycleError, match="has been closed; nothing was sent"):
+        producer.publish({"n": "2"}, key="k")
+    with pytest.raises(LifecycleError, match="has been closed"):
+        monitor.groups()
+    assert bench.redis.xlen(bench.stream_key(0)) == 1
+
+    async def main() -> None:
+        late = AsyncProducer(bench.stream, redis=bench.url)
+        await late.publish({"n": "2"}, key="k")
+        await late.close()
+        with pytest.raises(LifecycleError, match="has been closed"):
+            await late.publish({"n": "3"}, key="k")
+        await late.close()
+
+    asyncio.run(main())
+    assert bench.redis.xlen(bench.stream_key(0)) == 2
+
+
+@on_redis7
+def test_whoever_belongs_to_another_event_loop_says_so(bench: Bench) -> None:
+    bench.create(shards=1)
+    made: list[AsyncProducer] = []
+
+    async def first() -> None:
+        made.append(AsyncProducer(bench.stream, redis=bench.url))
+        await made[0].publish({"n": "1"}, key="k")
+
+    async def second() -> None:
+        with pytest.raises(LifecycleError, match="belongs to another event loop"):
+            await made[0].publish({"n": "2"}, key="k")
+
+    async def main() -> None:
+        await first()
+        await asyncio.to_thread(asyncio.run, second())
+        await made[0].publish({"n": "3"}, key="k")
+        await made[0].close()
+
+    asyncio.run(main())
+    assert bench.redis.xlen(bench.stream_key(0)) == 2
 
 
 # --- a script that hangs --------------------------------------------------------------------------------------------

@@ -9,10 +9,12 @@ import re
 import pytest
 import redis.exceptions
 
-from redis_stream_coord import errors
+from redis_stream_coord import commands, errors
 from redis_stream_coord.errors import REFUSALS, CoordError, PartialPublishError, RateLimitedError, Refusal, refused
+from redis_stream_coord.keys import GroupKeys
 from redis_stream_coord.models import Receipt
-from redis_stream_coord.runner import translate
+from redis_stream_coord.settings import RedisSettings
+from redis_stream_coord.translation import translate
 
 CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, CoordError)]
 
@@ -172,6 +174,47 @@ def test_redis_refuses_the_user(error: Exception) -> None:
 def test_somebody_else_wrote_to_our_keys() -> None:
     error = redis.exceptions.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
     assert type(translate(error, "read")) is errors.CorruptMetadataError
+
+
+def test_it_is_said_where_redis_should_be_and_whom_it_concerns() -> None:
+    settings = RedisSettings("redis://user:secret@[::1]:6380/0")
+    command = commands.claim(GroupKeys("orders", "billing"), commands.Fence(3, "a", "nonce", 1, 1))
+    away = translate(redis.exceptions.TimeoutError("Timeout connecting"), "claim", command, settings)
+    assert (away.stream, away.group, away.member, away.shard) == ("orders", "billing", "a", 3)
+    assert "claim got no answer from Redis at [::1]:6380: TimeoutError: Timeout connecting (stream" in str(away)
+    assert "secret" not in str(away)
+    assert "can be reached" in away.hint
+    odd = redis.exceptions.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
+    wrong = translate(odd, "claim", command, settings)
+    assert wrong.shard == 3
+    assert "redis-stream:coord:{orders:3}:fence:billing with TYPE" in wrong.hint
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "remedy"),
+    [
+        ("redis+cluster://a", "Cluster mode is not enabled on this node", "take redis://"),
+        ("redis+sentinel://a/b", "unknown command 'SENTINEL', with args beginning with: 'MASTERS'", "name one"),
+        ("redis://a/99", "DB index is out of range", "smaller number"),
+    ],
+)
+def test_the_url_of_another_kind_of_server(url: str, error: str, remedy: str) -> None:
+    translated = translate(redis.exceptions.ResponseError(error), "layout", settings=RedisSettings(url))
+    assert type(translated) is errors.ConfigError
+    assert remedy in translated.hint
+    assert str(RedisSettings(url).address) in str(translated)
+
+
+def test_a_node_of_a_cluster_by_the_url_of_a_single_server() -> None:
+    moved = redis.exceptions.MovedError("1 127.0.0.1:7001")
+    assert "redis+cluster://" in translate(moved, "layout", settings=RedisSettings("redis://a")).hint
+    # On a Cluster it only says that slots are on the move.
+    assert translate(moved, "layout", settings=RedisSettings("redis+cluster://a")).retriable
+
+
+def test_a_sentence_ends_once() -> None:
+    assert str(CoordError("it broke.", hint="Do this.")) == "it broke. Do this."
+    assert str(CoordError("is it right?", hint="Do this.")) == "is it right? Do this."
 
 
 def test_anything_else_keeps_its_text() -> None:

@@ -219,7 +219,7 @@ def test_a_lease_is_positive(seconds: float) -> None:
 
 def test_reserved_fields_come_first(publishing: Publishing) -> None:
     entry = publishing.prepare(Outgoing(fields={"a": "1", "b": b"\xff"}, key="k", event_id="e"))
-    assert list(entry.flat) == [b"rsc-key", b"k", b"rsc-event", "e", "a", "1", "b", b"\xff"]
+    assert list(entry.flat) == [b"rsc-key", b"k", b"rsc-event", b"e", b"a", b"1", b"b", b"\xff"]
     assert (entry.key, entry.event_id) == (b"k", "e")
 
 
@@ -234,6 +234,11 @@ def test_reserved_fields_come_first(publishing: Publishing) -> None:
         Outgoing(fields={}, key=None),  # type: ignore[arg-type]
         Outgoing(fields={}, key="k", event_id=""),
         Outgoing(fields={}, key="k", event_id=1),  # type: ignore[arg-type]
+        Outgoing(fields={"a": "\ud800"}, key="k"),
+        Outgoing(fields={"\ud800": "a"}, key="k"),
+        Outgoing(fields={}, key="k", event_id="\ud800"),
+        Outgoing(fields='{"a": 1}', key="k"),  # type: ignore[arg-type]
+        {"fields": {}, "key": "k"},
     ],
 )
 def test_what_cannot_be_stored_is_refused_before_anything_is_sent(publishing: Publishing, outgoing: Outgoing) -> None:

@@ -113,7 +113,7 @@ RENAMED = {
     "__next__": "__anext__",
 }
 # Parameters whose kind of function differs, which is the point of having two faces.
-FUNCTIONS = {"handler", "on_assigned", "on_revoked", "on_lost"}
+FUNCTIONS = {"handler", "poison", "on_assigned", "on_revoked", "on_lost"}
 # What only the library itself passes.
 INTERNAL = {"Message": {"ack", "owned"}}
 # Plain on both faces: they only look, or only begin something.
@@ -200,8 +200,8 @@ def test_both_faces_return_the_same(sync: type, asynchronous: type) -> None:
         other = public(asynchronous)[RENAMED.get(name, name)]
         if isinstance(member, property):
             member, other = member.fget, other.fget
-        returned = (inspect.signature(one).return_annotation for one in (member, other))
-        assert len({clean(annotation) for annotation in returned}) <= 1 or name == "__enter__", name
+        returned = (inspect.signature(one).return_annotation.replace("_Self", sync.__name__) for one in (member, other))
+        assert len({clean(annotation) for annotation in returned}) <= 1, name
 
 
 @pytest.mark.parametrize(("sync", "asynchronous"), PAIRS, ids=lambda kind: kind.__name__)
@@ -212,7 +212,7 @@ def test_annotations_differ_only_where_functions_are_taken(sync: type, asynchron
             continue
         its = inspect.signature(other).parameters
         for parameter in inspect.signature(member).parameters.values():
-            if parameter.name in its and parameter.name not in FUNCTIONS:
+            if parameter.name in its and parameter.name not in {"self", *FUNCTIONS}:
                 assert parameter.annotation == its[parameter.name].annotation, f"{name}({parameter.name})"
 
 
