@@ -75,7 +75,7 @@ class Acks:
                 group=self._keys.group,
                 member=self._fence.member,
                 shard=self._fence.shard,
-                hint="Another member owns it by now, and the entry is delivered there.",
+                hint="It was given up, or another member owns it by now; the entry is delivered to its next owner.",
             )
 
     def add(self, entry_id: str, delete: bool = False) -> None:

@@ -338,6 +338,8 @@ class Handling:
             for message in messages:
                 message.error = None
             return False
+        for message in messages:
+            message.settle()
         telemetry.handled.add(len(messages), self._ok)
         self.last_progress = self._clock()
         if self._config.auto_ack:
@@ -397,7 +399,8 @@ class Handling:
             return False
         except Exception as error:  # noqa: BLE001 - the application's, or Redis is away: the entry is tried again
             shard = self._fence.shard
-            self._log.error("could not give up entry %s: %r", message.id, error, shard=shard, exc_info=error)
+            said = error if isinstance(error, CoordError) else repr(error)
+            self._log.error("could not give up entry %s: %s", message.id, said, shard=shard, exc_info=error)
             return False
         self._count("poison")
         self._log.warning(

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from .checks import check_number
-from .errors import ConfigError
+from .errors import ConfigError, LifecycleError
 
 Fields = Mapping[str, str | bytes]
 Shards = frozenset[int]
@@ -22,6 +22,7 @@ EVENT_ID_FIELD = b"rsc-event"
 
 # Whoever asks for more has taken milliseconds for seconds.
 _LONGEST_SECONDS = 3600.0
+_LONGEST_DELAY_SECONDS = 86_400.0
 
 
 @attrs.frozen(kw_only=True)
@@ -100,6 +101,7 @@ class Message:
     _ack: Callable[[str, bool], None] = attrs.field(repr=False)
     _owned: Callable[[], bool] = attrs.field(repr=False)
     _nack_delay: float | None = attrs.field(default=None, init=False, repr=False)
+    _settled: bool = attrs.field(default=False, init=False, repr=False)
 
     @property
     def owned(self) -> bool:
@@ -132,14 +134,30 @@ class Message:
         """From within the handler: do not acknowledge, and hand it out again, in place, after a delay.
 
         Parameters:
-            delay_seconds: how long later entries of the same lane wait with it.
+            delay_seconds: how long later entries of the same lane wait with it; a day at most.
+
+        Raises:
+            LifecycleError: the handler has returned, and what becomes of the entry is decided.
+            ConfigError: the delay is no such time.
         """
+        check_number("delay_seconds", delay_seconds, 0.0, _LONGEST_DELAY_SECONDS)
+        if self._settled:
+            raise LifecycleError(
+                f"nack() of entry {self.id} comes too late: its handler has returned",
+                stream=self.stream,
+                shard=self.shard,
+                hint="Call it in the handler.",
+            )
         self._nack_delay = delay_seconds
 
     @property
     def was_refused(self) -> bool:
         """Whether the handler called `nack`."""
         return self._nack_delay is not None
+
+    def settle(self) -> None:
+        """Its handler has returned, and it was not refused."""
+        self._settled = True
 
     def taken_delay(self) -> float | None:
         """Return the delay given to `nack`, once."""

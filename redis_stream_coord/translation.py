@@ -65,7 +65,11 @@ def translate(
         remedy = "Take redis+cluster:// or rediss+cluster://, with one of its nodes or several."
         return ConfigError(f"the URL does not fit Redis{place}, which is a node of a Cluster", hint=remedy)
     if isinstance(error, _TRANSIENT) or text.startswith(_TRANSIENT_WORDS):
-        return RedisUnavailableError(f"{name} got no answer from Redis{place}: {type(error).__name__}: {text}", **whom)
+        remedy = RedisUnavailableError.hint
+        if settings is not None and settings.address.tls:
+            remedy += " A URL with rediss needs a port that speaks TLS."
+        message = f"{name} got no answer from Redis{place}: {type(error).__name__}: {text}"
+        return RedisUnavailableError(message, hint=remedy, **whom)
     if "WRONGTYPE" in text:
         keys = "" if command is None or not command.keys else f" {', '.join(command.keys)}"
         return CorruptMetadataError(

@@ -15,6 +15,7 @@ from redis_stream_coord import (
     ConfigError,
     Consumer,
     DeadLetter,
+    LifecycleError,
     Message,
     Poison,
     Producer,
@@ -107,6 +108,55 @@ def test_dead_letters_may_go_to_another_stream_with_a_similar_name() -> None:
 def test_mistakes_of_policies(wrong: Callable[[], Any]) -> None:
     with pytest.raises(ConfigError, match="must be"):
         wrong()
+
+
+# --- shards and messages ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shards", [0, "0", [-1], [1.0], [None]])
+def test_shards_to_pause_are_indexes(shards: Any) -> None:
+    consumer = make(handler=plain)
+    for call in (consumer.pause, consumer.resume):
+        with pytest.raises(ConfigError, match="shards="):
+            call(shards)
+
+
+@pytest.mark.parametrize("delay", [-1, "5", None, float("inf"), float("nan")])
+def test_delay_of_a_refusal_is_a_time(coord_env: Environment, delay: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """In the handler: a wrong one is a failure of the handler, and not of the library."""
+    coord_env.create(STREAM, group=GROUP, shards=1)
+    failures: list[BaseException | None] = []
+
+    def handle(message: Message) -> None:
+        failures.append(message.error)
+        if message.deliveries == 1:
+            message.nack(delay_seconds=delay)
+
+    consumer = Consumer(STREAM, group=GROUP, redis=coord_env.redis, handler=handle)
+    consumer.start()
+    with Producer(STREAM, redis=coord_env.redis) as producer:
+        producer.publish({}, key="k")
+    with caplog.at_level(logging.CRITICAL):
+        coord_env.advance(5)
+    assert [type(failure) for failure in failures] == [type(None), ConfigError]
+    assert coord_env.pending(STREAM, group=GROUP) == {}
+
+
+@pytest.mark.parametrize("ack", ["auto", "manual"])
+def test_refusal_that_comes_too_late_is_said(coord_env: Environment, ack: Any) -> None:
+    coord_env.create(STREAM, group=GROUP, shards=1)
+    seen: list[Message] = []
+    consumer = Consumer(STREAM, group=GROUP, redis=coord_env.redis, handler=seen.append, ack=ack)
+    consumer.start()
+    with Producer(STREAM, redis=coord_env.redis) as producer:
+        producer.publish({}, key="k")
+    coord_env.settle()
+    with pytest.raises(LifecycleError, match=r"nack\(\) of entry .* comes too late"):
+        seen[0].nack()
+    if ack == "manual":
+        seen[0].ack()
+        coord_env.settle()
+    assert coord_env.pending(STREAM, group=GROUP) == {}
 
 
 # --- functions that only look plain ---------------------------------------------------------------------------------
