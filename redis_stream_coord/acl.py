@@ -39,7 +39,9 @@ _CLUSTER = ("CLUSTER|SLOTS", "COMMAND")
 _SCRIPTS: Mapping[Role, frozenset[str]] = MappingProxyType(
     {
         "READ": frozenset(["describe", "evidence", "inspect", "layout", "pending", "resharding"]),
-        "MEMBER": frozenset(["ack", "claim", "heard", "heartbeat", "layout", "note_deliveries", "read", "trim"]),
+        "MEMBER": frozenset(
+            ["ack", "claim", "heard", "heartbeat", "layout", "note_deliveries", "read", "rights", "trim"]
+        ),
         "PRODUCER": frozenset(["layout", "publish"]),
     }
 )
@@ -109,6 +111,15 @@ _WRITABLE: Mapping[Role, Mapping[str, frozenset[str]]] = MappingProxyType(
             }
         ),
         "PRODUCER": MappingProxyType({"published": _HASH, "stream": _APPEND}),
+    }
+)
+
+# What the commands of a type, by their first letter, find under the names that keys have in the scripts.
+_KINDS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "H": frozenset(["metadata", "fence", "record", "route", "published"]),
+        "Z": frozenset(["leases"]),
+        "X": frozenset(["stream", "events"]),
     }
 )
 
@@ -204,6 +215,40 @@ def calls(script: str) -> frozenset[str]:
     text = re.sub(r"--[^\n]*", "", catalogue()[script].source)
     found = {f"{name}|{sub}" if name in _CONTAINERS else name for name, sub in _CALL.findall(text)}
     return frozenset(found | set(_TABLE.findall(text)))
+
+
+@cache
+def at_once(role: Role) -> tuple[tuple[str, str], ...]:
+    """Return what a user of a role has to have for its scripts to do all of their work or nothing.
+
+    A script that writes with one command only is refused before it has written. One that writes with several may be
+    refused in its midst, be it months later: some are needed only now and then.
+
+    Parameters:
+        role: without the duties of a member.
+
+    Returns:
+        Commands, each with the name of a key that it is given for, or with '' if for none.
+    """
+    found = set()
+    for name in scripts_of(role):
+        if len(calls(name) & _WRITES) < 2:
+            continue
+        for command in calls(name):
+            kinds = _KINDS.get(command[0])
+            keys = set(catalogue()[name].keys) & kinds if kinds else {""}
+            if command in _WRITES:
+                own = _WRITABLE.get(role, {})
+                keys = {key for key in keys if key not in _OF_DUTIES and command in own.get(key, ())}
+            found |= {(command, key) for key in keys}
+    return tuple(sorted(found))
+
+
+def spoken(command: str, key: str) -> list[str]:
+    """Return a command as its words, so far as Redis needs them to say who may give it."""
+    if command == "XREADGROUP":
+        return ["XREADGROUP", "GROUP", "-", "-", "STREAMS", key, ">"]
+    return [*command.split("|"), key] if key else command.split("|")
 
 
 def _patterns(role: Role, stream: str | None, group: str | None, prefix: str, *, duties: bool) -> dict[str, str]:

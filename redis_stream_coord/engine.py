@@ -18,7 +18,7 @@ from . import commands, telemetry, vitals
 from .callbacks import Callbacks
 from .commands import Fence
 from .duties import Duties
-from .errors import CoordError, DrainTimeoutError, FencedError, NotFoundError
+from .errors import CoordError, DrainTimeoutError, FencedError, NotFoundError, PermissionDeniedError
 from .handling import Ledger, WorkConfig
 from .keys import GroupKeys, StreamKeys
 from .links import Links
@@ -80,6 +80,7 @@ class Engine:
         self._beat = asyncio.Event()
         self._stop_deadline: float | None = None
         self._joined = asyncio.Event()
+        self._may = False
         self._last_event = "0-0"
         self.failure: BaseException | None = None
         self._attributes: telemetry.Attributes = {
@@ -203,8 +204,14 @@ class Engine:
         request = self.session.request()
         sent_at = self._clock()
         try:
+            if not self._may:
+                await self.links.control.run(commands.rights(self.config.keys), retry=False)
+                self._may = True
             reply = await self.links.control.run(commands.heartbeat(self.config.keys, request), retry=False)
         except CoordError as error:
+            if isinstance(error, PermissionDeniedError):
+                # Taken away since. From now on nothing is begun that would be refused in its midst.
+                self._may = False
             self._count_refusal(error)
             if not self._joined.is_set() and error.word == "GROUP_NOT_FOUND":
                 # Most likely a mistake in a name, or the group has yet to be created: say so rather than wait in

@@ -5,7 +5,7 @@ any I/O. Work that takes several commands is a *saga*: a generator that yields c
 """
 
 from .base import PROTOCOL, SCHEMA, Command, Pause, Saga, Scan, Together, text
-from .membership import Heard, HeartbeatReply, HeartbeatRequest, Holdings, heard, heartbeat
+from .membership import Heard, HeartbeatReply, HeartbeatRequest, Holdings, heard, heartbeat, rights
 from .plain import append_to, client_id, client_info, unblock, wait
 from .reads import audit_log, entries, event_log, inspect, pending_of, ping, published, route
 from .records import (
@@ -147,6 +147,7 @@ __all__ = [
     "retain",
     "retire",
     "revise",
+    "rights",
     "rollback",
     "route",
     "scale",

@@ -7,7 +7,9 @@ from typing import Any, Literal, cast, get_args
 
 import attrs
 
-from ..keys import GroupKeys
+from .. import acl
+from ..errors import PermissionDeniedError
+from ..keys import GroupKeys, StreamKeys
 from ..models import Held, Timings
 from .base import PROTOCOL, Command, call, format_held, parse_held, parse_set, text, timings_of
 
@@ -125,6 +127,46 @@ def _heartbeat_reply(answer: list[Any]) -> HeartbeatReply:
             revoking=parse_held(text(answer[14])),
             pending=parse_set(text(answer[15])),
         ),
+    )
+
+
+def rights(keys: GroupKeys) -> Command[None]:
+    """Ask Redis, as far as it can say, whether this user may do all that the scripts of a member may come to do.
+
+    Raises (when run): `PermissionDeniedError`: it may not; nothing was written.
+    """
+    names = {
+        "": "",
+        "metadata": keys.metadata,
+        "leases": keys.leases,
+        "events": keys.events,
+        "stream": StreamKeys(keys.stream, keys.prefix).shard(0).stream,
+        "route": StreamKeys(keys.stream, keys.prefix).shard(0).route,
+        "fence": keys.fence(0),
+    }
+    asked = [(command, names[key]) for command, key in acl.at_once("MEMBER")]
+    words = [acl.spoken(command, key) for command, key in asked]
+
+    def parse(answer: list[Any]) -> None:
+        if lacking := [asked[int(position) - 1] for position in answer[1:]]:
+            rules = ", ".join(
+                " ".join([f"+{command.lower()}", *([f"~{key}"] if key else [])]) for command, key in lacking
+            )
+            raise PermissionDeniedError(
+                f"the Redis user lacks rights that a member needs: {rules}",
+                stream=keys.stream,
+                group=keys.group,
+                hint=f"Nothing was written. The role MEMBER has them all: `redis-stream-coord acl MEMBER --stream "
+                f"{keys.stream} --group {keys.group}`.",
+            )
+
+    return call(
+        "rights",
+        {"metadata": keys.metadata},
+        {"commands": [word for one in words for word in (str(len(one)), *one)]},
+        parse,
+        stream=keys.stream,
+        group=keys.group,
     )
 
 

@@ -373,6 +373,59 @@ def test_a_consumer_without_client_unblock_works(users: Server) -> None:
         eventually(lambda: len(handled) == 8, what="all are handled")
 
 
+with_selectors = pytest.mark.parametrize("server", ["redis7", "redis8", "valkey9"], indirect=True)
+
+
+@with_selectors
+@pytest.mark.parametrize(
+    ("right", "key"),
+    [("xadd", KEYS.events), ("zrem", KEYS.leases), ("hdel", KEYS.metadata), ("xdel", STREAM_KEYS.shard(0).stream)],
+    ids=["xadd", "zrem", "hdel", "xdel"],
+)
+def test_a_member_that_lacks_what_its_scripts_need_only_now_and_then_begins_nothing(
+    users: Server, right: str, key: str
+) -> None:
+    """Redis takes nothing back: a heartbeat that is refused in its midst has changed the group, and told nobody."""
+    server = users
+    rules = acl.rules("MEMBER", stream=STREAM, group=GROUP, duties=False)
+    short = [rule.replace(f" +{right}", "") for rule in rules]
+    with (
+        server.client(protocol=2) as client,
+        Consumer(STREAM, group=GROUP, redis=_settings(server, "MEMBER"), handler=print) as consumer,
+    ):
+        eventually(lambda: len(consumer.assignment) == 4, what="it owns all shards")
+        consumer.stop()
+        client.execute_command("ACL", "SETUSER", "member", "reset", "on", ">change-me", *short)
+        before = _everything(client)
+        with Consumer(STREAM, group=GROUP, redis=_settings(server, "MEMBER"), handler=print) as other:
+            eventually(lambda: f"+{right} ~{key}" in str(other.health.waits_for), what="it says what is missing")
+            assert "redis-stream-coord acl MEMBER" in str(other.health.waits_for)
+            assert _everything(client) == before
+            client.execute_command("ACL", "SETUSER", "member", "reset", "on", ">change-me", *rules)
+            eventually(lambda: len(other.assignment) == 4, what="it goes on as soon as it may")
+
+
+@pytest.mark.parametrize("server", ["redis7"], indirect=True)
+def test_a_right_that_is_taken_away_later_stops_a_member_once(users: Server) -> None:
+    server = users
+    rules = acl.rules("MEMBER", stream=STREAM, group=GROUP, duties=False)
+    short = [rule.replace(" +xadd", "") for rule in rules]
+    with (
+        server.client(protocol=2) as client,
+        Consumer(STREAM, group=GROUP, redis=_settings(server, "MEMBER"), member="a", handler=print) as consumer,
+    ):
+        eventually(lambda: len(consumer.assignment) == 4, what="it owns all shards")
+        client.execute_command("ACL", "SETUSER", "member", "reset", "on", ">change-me", *short)
+        with Consumer(STREAM, group=GROUP, redis=server.url, member="b", handler=print):
+            # It is refused once in its midst; from then on nothing is begun.
+            eventually(
+                lambda: f"a member needs: +xadd ~{KEYS.events}" in consumer.health.waits_for,
+                what="it says what is missing",
+            )
+            client.execute_command("ACL", "SETUSER", "member", "reset", "on", ">change-me", *rules)
+            eventually(lambda: len(consumer.assignment) == 2, what="it goes on as soon as it may")
+
+
 def test_members_carry_a_resharding_on_and_those_without_the_duty_leave_it_to_an_administrator(users: Server) -> None:
     server = users
     selectors = _has_selectors(server)

@@ -93,6 +93,7 @@ def consume(group: FakeGroup) -> None:
         seen = {"version": reply.version, "assignment_epoch": reply.assignment_epoch, "epoch": reply.epoch}
         return attrs.evolve(said, owned=owned, incarnation=reply.incarnation, revoked=[], round=reply.round, **seen)
 
+    run(commands.rights(GROUP))
     a = beat(request("a"))
     fence = Fence(a.owned[0].shard, "a", "a1", a.incarnation, a.owned[0].token)
     run(commands.claim(GROUP, fence))

@@ -138,6 +138,20 @@ def test_every_script_is_somebodys() -> None:
         assert "audit" not in catalogue()[name].keys
 
 
+def test_a_member_asks_for_what_its_scripts_of_several_writes_need_and_its_role_gives_all_of_it() -> None:
+    asked = acl.at_once("MEMBER")
+    own = [name for name in acl.scripts_of("MEMBER") if len(acl.calls(name) & acl._WRITES) > 1]
+    assert {"heartbeat", "read", "ack"} <= set(own)
+    assert {command for command, _ in asked} == set().union(*(acl.calls(name) for name in own))
+    given = acl.rules("MEMBER", duties=False)
+    names = {key for _, key in asked if key}
+    assert names == {"metadata", "leases", "events", "stream", "fence", "route"}
+    root = _commands(rule for rule in given if not rule.startswith("("))
+    for command, key in asked:
+        assert command in root or command in acl._WRITABLE["MEMBER"][key], (command, key)
+    assert ("HSET", "route") not in asked  # of the duties, which not every member has
+
+
 def test_rules_without_names_are_for_all() -> None:
     patterns = _keys(acl.rules("READ"))
     for key in (GroupKeys("a:b", "c").metadata, StreamKeys("a:b").record, StreamKeys("a:b").shard(5).route, "a:b:7"):
