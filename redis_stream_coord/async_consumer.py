@@ -212,9 +212,7 @@ class AsyncConsumer:
         Without ``async with`` leaving the loop also stops the consumer; the message in the loop's body goes back.
         """
         if self._handler is not None:
-            raise misuse(
-                self._config, "a consumer with a handler cannot be iterated over", "Leave the handler out."
-            )
+            raise misuse(self._config, "a consumer with a handler cannot be iterated over", "Leave the handler out.")
         began_here = self._task is None
         if began_here:
             await self.start()

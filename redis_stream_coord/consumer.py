@@ -265,9 +265,7 @@ class Consumer:
         Without ``with`` leaving the loop also stops the consumer; the message in the loop's body goes back.
         """
         if self._handler is not None:
-            raise misuse(
-                self._config, "a consumer with a handler cannot be iterated over", "Leave the handler out."
-            )
+            raise misuse(self._config, "a consumer with a handler cannot be iterated over", "Leave the handler out.")
         began_here = not self._started
         if began_here:
             self.start()
