@@ -104,6 +104,11 @@ class Bench:
         """Return the key of a shard's stream."""
         return StreamKeys(self.stream).shard(index).stream
 
+    @property
+    def dead(self) -> str:
+        """The key of a stream for dead letters."""
+        return f"{self.stream}:dead"
+
     def key_of(self, shard: int) -> str:
         """Return a partition key that goes to a shard."""
         return next(key for key in map(str, range(10_000)) if self.producer.route(key).shard == shard)
@@ -159,7 +164,7 @@ class Bench:
 
     def _delete_keys(self) -> None:
         stream = StreamKeys(self.stream, self._settings.key_prefix)
-        keys = _keys_of(stream)
+        keys = [*_keys_of(stream), self.dead]
         for group in self.groups:
             names = GroupKeys(self.stream, group, self._settings.key_prefix)
             keys += [*_keys_of(names), *map(names.fence, range(16))]

@@ -106,7 +106,6 @@ def hopeless_entry_goes_to_the_dead_letters(bench: Bench) -> None:
     """An entry that fails too often is put aside with its fields and the reason, and the next ones get through."""
     bench.create(shards=1, timings=STEADY)
     key, noted = bench.key_of(0), Noted()
-    dead = bench.shard(15)
 
     def handle(message: Message) -> None:
         if "bad" in message.fields:
@@ -115,10 +114,10 @@ def hopeless_entry_goes_to_the_dead_letters(bench: Bench) -> None:
 
     bench.producer.publish({"bad": "1"}, key=key)
     bench.producer.publish({"n": "1"}, key=key)
-    bench.start("a", handle, retry=_QUICK, poison=DeadLetter(dead, after_deliveries=2))
+    bench.start("a", handle, retry=_QUICK, poison=DeadLetter(bench.dead, after_deliveries=2))
     bench.until(lambda: noted.messages, "the good one")
     bench.until(lambda: nothing_pending(bench, 1), "all acknowledgements")
-    assert bench.raw("XLEN", dead) == 1
+    assert bench.raw("XLEN", bench.dead) == 1
 
 
 @case
