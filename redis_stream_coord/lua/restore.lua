@@ -1,6 +1,7 @@
 -- Put the record of a group back as a backup has it: the deciding write of a restore. Refused if anything in its slot
 -- has seen more than the backup knows; the shards are asked before.
 -- @include int
+-- @include backup
 -- @include events
 -- @include audit
 -- @key metadata
@@ -17,23 +18,14 @@
 -- @arg audit list           the record, then field, value, ... of the audit entry
 -- @returns OK, version
 -- @error BACKUP_BEHIND
-local rest, record = arg.audit, {}
-arg.audit = {}
-for i, value in ipairs(rest) do
-  local list = i <= arg.fields and record or arg.audit
-  list[#list + 1] = value
-end
+local record = backup.take(arg)
 local before = audit.begin(key.audit, key.limits, 'restore', arg)
 if before then return { 'OK', before } end
 
 -- Whoever has seen more than the backup, in words; nil if nobody has.
 local function witness()
-  local values = redis.pcall('HMGET', key.metadata, 'incarnation', 'version', 'frozen')
-  local incarnation, version = tonumber(values[1] or ''), tonumber(values[2] or '')
-  if incarnation and version and (incarnation > arg.incarnation
-      or (incarnation == arg.incarnation and version > arg.version)) then
-    return 'the stored record has incarnation ' .. int(incarnation) .. ' version ' .. int(version)
-  end
+  local stored = backup.ahead(key.metadata, arg)
+  if stored then return stored end
   local deleted = tonumber(redis.call('HGET', key.deleted, 'incarnation') or '0')
   if deleted >= arg.incarnation then return 'incarnation ' .. int(deleted) .. ' was deleted' end
   for _, event in ipairs(redis.call('XRANGE', key.events, '(' .. arg.last_event, '+')) do
@@ -45,15 +37,14 @@ local function witness()
       return 'event ' .. event[1] .. ' ' .. type
     end
   end
-  return nil, values[3]
 end
 
-local why, frozen = witness()
+local why, frozen = witness(), redis.pcall('HMGET', key.metadata, 'frozen')[1]
 if why then audit.deny(key.audit, 'restore', arg, 'BACKUP_BEHIND', why) end
-redis.call('DEL', key.metadata, key.leases)
-for i = 1, #record, 2 do redis.call('HSET', key.metadata, record[i], record[i + 1]) end
+backup.put(key.metadata, record, arg)
+redis.call('DEL', key.leases)
 -- A round belongs to the time before. Whoever is at work goes on being so.
-redis.call('HSET', key.metadata, 'version', int(arg.version + 1), 'round', '-', 'frozen', frozen or '-')
+redis.call('HSET', key.metadata, 'round', '-', 'frozen', frozen or '-')
 events.add(key.events, 'group_restored', { 'version', int(arg.version + 1) }, { '*' })
 audit.add(key.audit, 'restore', 'accepted', 'OK', int(arg.version + 1), arg)
 return { 'OK', int(arg.version + 1) }
