@@ -73,6 +73,7 @@ from .views import (
     GroupHealth,
     PendingView,
     RecordCompatibility,
+    RemovedShard,
     RevokeProgress,
     RouteView,
     RoutingView,
@@ -80,6 +81,7 @@ from .views import (
     ShardStatus,
     StoredEntry,
     SystemHealth,
+    Trimmed,
 )
 
 __all__ = [
@@ -142,6 +144,7 @@ __all__ = [
     "RecordCompatibility",
     "RedisSettings",
     "RedisUnavailableError",
+    "RemovedShard",
     "Resharding",
     "Retry",
     "RevokeProgress",
@@ -160,6 +163,7 @@ __all__ = [
     "StoredEntry",
     "SystemHealth",
     "Timings",
+    "Trimmed",
     "UnsupportedProtocolError",
     "UnsupportedSchemaError",
     "WaitTimeoutError",

@@ -38,7 +38,7 @@ _CLUSTER = ("CLUSTER|SLOTS", "COMMAND")
 # publishes.
 _SCRIPTS: Mapping[Role, frozenset[str]] = MappingProxyType(
     {
-        "READ": frozenset(["describe", "evidence", "inspect", "layout", "pending", "resharding"]),
+        "READ": frozenset(["describe", "evidence", "inspect", "layout", "pending", "removed", "resharding"]),
         "MEMBER": frozenset(
             ["ack", "claim", "heard", "heartbeat", "layout", "note_deliveries", "read", "rights", "trim"]
         ),
@@ -47,8 +47,8 @@ _SCRIPTS: Mapping[Role, frozenset[str]] = MappingProxyType(
 )
 _DATA_PLANE = (_SCRIPTS["MEMBER"] | _SCRIPTS["PRODUCER"]) - {"layout"}
 
-# How a member carries a resharding on, for all groups of its stream. What begins one and takes it back writes the audit
-# log, and so is not among them.
+# How a member carries a resharding on, for all groups of its stream, and trims the shards that went. What begins one
+# and takes it back writes the audit log, and so is not among them.
 _DUTIES = frozenset(
     [
         "abandon",
@@ -65,10 +65,11 @@ _DUTIES = frozenset(
         "rebuild",
         "resharding",
         "settle",
+        "trim_removed",
     ]
 )
 
-_OF_DUTIES = ("record", "route")
+_OF_DUTIES = ("record", "route", "published")
 
 # Plain commands that are sent beside the scripts.
 _PLAIN: Mapping[Role, frozenset[str]] = MappingProxyType(
@@ -105,6 +106,7 @@ _WRITABLE: Mapping[Role, Mapping[str, frozenset[str]]] = MappingProxyType(
                 "fence": _HASH,
                 "record": _HASH,
                 "route": _HASH,
+                "published": _HASH,
                 "leases": _SORTED,
                 "events": _APPEND,
                 "stream": _CONSUME,
@@ -152,9 +154,9 @@ def rules(
         selectors: the server knows selectors (Redis 7 and later, Valkey). Without them a role may use each of its
             commands on each of its keys: a MEMBER could append to shards, a PRODUCER could open and close routes.
         cluster: also what a client of a Cluster asks for.
-        duties: a ``MEMBER`` carries reshardings on, as any does: it may write the stream's record and routes, and the
-            records, events and fences of the stream's other groups. Without, it touches only its own group, and an
-            administrator has to see each resharding through.
+        duties: a ``MEMBER`` carries reshardings on, as any does, and trims shards that went: it may write the stream's
+            record, routes and remembered event ids, and the records, events and fences of the stream's other groups.
+            Without, it touches only its own group, and an administrator has to see each resharding through and to trim.
         dead_letters: streams that a ``MEMBER`` appends what it gave up to (see `DeadLetter`).
 
     Returns:
@@ -174,7 +176,7 @@ def rules(
     if not selectors or writable is None:
         return (*_BEGIN, *_keys([*patterns.values(), *dead]), *_allowed([*connection, *wanted]))
     plain = [command for command in wanted if command not in _WRITES]
-    own = {name: allowed for name, allowed in writable.items() if duties or name not in _OF_DUTIES}
+    own = {name: c for name, c in writable.items() if role != "MEMBER" or duties or name not in _OF_DUTIES}
     selected = [(patterns[name], [c for c in wanted if c in allowed]) for name, allowed in own.items()]
     selected += [(name, list(_APPEND)) for name in dead]
     return (

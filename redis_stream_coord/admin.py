@@ -15,6 +15,7 @@ from .runner import SyncRunner
 from .sagas import Retention, Start
 from .settings import RedisSettings
 from .verification import Discrepancy
+from .views import Trimmed
 
 
 class Admin:
@@ -103,6 +104,25 @@ class Admin:
             NotFoundError: there is no such stream.
         """
         self._runner.drive(self._sagas.retain(stream, retention, reason, request_id))
+
+    def trim(self, stream: str, *, reason: str, request_id: str | None = None) -> Trimmed:
+        """Trim now what lies on shards that the layout of a stream has no more, whatever its retention is.
+
+        Entries that a group still needs stay, and so do the streams.
+
+        Parameters:
+            stream: name of the logical stream.
+            reason: why; recorded.
+            request_id: for the audit log; trimming twice does no harm.
+
+        Returns:
+            What went, and what kept a shard from being trimmed.
+
+        Raises:
+            ConflictError: a resharding is under way, which may bring shards back.
+            NotFoundError: there is no such stream.
+        """
+        return self._runner.drive(self._sagas.trim(stream, reason, request_id))
 
     def seek(
         self,

@@ -15,6 +15,7 @@ from .runner import AsyncRunner
 from .sagas import Retention, Start
 from .settings import RedisSettings
 from .verification import Discrepancy
+from .views import Trimmed
 
 
 class AsyncAdmin:
@@ -52,6 +53,10 @@ class AsyncAdmin:
     async def retain(self, stream: str, *, retention: Retention, reason: str, request_id: str | None = None) -> None:
         """Change how long the entries of a stream are kept; see `Admin.retain`."""
         await self._runner.drive(self._sagas.retain(stream, retention, reason, request_id))
+
+    async def trim(self, stream: str, *, reason: str, request_id: str | None = None) -> Trimmed:
+        """Trim now what lies on shards that the layout of a stream has no more; see `Admin.trim`."""
+        return await self._runner.drive(self._sagas.trim(stream, reason, request_id))
 
     async def seek(
         self,

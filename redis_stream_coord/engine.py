@@ -105,7 +105,7 @@ class Engine:
         """
         self._links = Links.acquire(self.config.settings)
         telemetry.observe(self)
-        self._duties = Duties(self.config.keys, self._links.data, self._clock, self.log)
+        self._duties = Duties(self.config.keys, self._links.data, self._clock, self.log, self._attributes)
         chores = (self._watch(), self._guard(), self._retain(), self._duties.run())
         tasks = [self._start(chore) for chore in chores]
         callbacks = self._start(self._callbacks.run())
@@ -486,15 +486,14 @@ class Engine:
                 continue
             try:
                 layout = await self.links.control.run(commands.layout(StreamKeys(keys.stream, keys.prefix)))
-                if layout.retention != "all":
-                    await self._trim(layout)
+                if layout.keep is not None:
+                    await self._trim(layout, layout.keep)
             except CoordError as error:
                 self.log.info("not trimmed: %s", error)
 
-    async def _trim(self, layout: Layout) -> None:
-        keep = 0 if layout.retention == "consumed" else int(layout.retention.removeprefix("keep:"))
+    async def _trim(self, layout: Layout, keep: int) -> None:
         for worker in list(self._workers.values()):
-            # A shard that the layout has no more is not trimmed: groups that came since are not there.
+            # On a shard that goes, groups that came since are not there. It is trimmed once it has gone: see `Duties`.
             if not self.reads(worker.held) or worker.held.shard >= layout.shards:
                 continue
             trim = commands.trim(self.config.keys, worker.fence, keep=keep, groups=layout.groups)

@@ -259,6 +259,13 @@ class Layout:
     earlier: tuple[str, ...] = ()
     resharding: str = "-"
 
+    @property
+    def keep(self) -> int | None:
+        """So many entries of a shard stay though all groups have finished them; ``None``: all of them."""
+        if self.retention == "all":
+            return None
+        return 0 if self.retention == "consumed" else int(self.retention.removeprefix("keep:"))
+
 
 @attrs.frozen(kw_only=True)
 class Waiting:

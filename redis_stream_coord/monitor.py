@@ -16,6 +16,7 @@ from .views import (
     AuditEntry,
     Compatibility,
     EventEntry,
+    RemovedShard,
     RoutingView,
     ShardStatus,
     StoredEntry,
@@ -88,6 +89,13 @@ class Monitor:
         Raises: `NotFoundError`, `MetadataError`.
         """
         return self._runner.drive(self._reads.shards(stream, group))
+
+    def removed(self, stream: str) -> Sequence[RemovedShard]:
+        """Return what lies on shards that the layout of a stream has no more: entries, bytes, what keeps them there.
+
+        Raises: `NotFoundError`, `MetadataError`.
+        """
+        return self._runner.drive(self._reads.removed(stream))
 
     def messages(
         self,
@@ -212,6 +220,10 @@ class AsyncMonitor:
     async def shards(self, stream: str, *, group: str) -> Sequence[ShardStatus]:
         """Return each shard of a group of a stream; see `Monitor.shards`."""
         return await self._runner.drive(self._reads.shards(stream, group))
+
+    async def removed(self, stream: str) -> Sequence[RemovedShard]:
+        """Return what lies on shards that the layout of a stream has no more; see `Monitor.removed`."""
+        return await self._runner.drive(self._reads.removed(stream))
 
     async def messages(
         self,

@@ -18,7 +18,7 @@ from opentelemetry import propagate
 
 from . import commands, routing, telemetry
 from .attempts import Attempts, Course, Place
-from .commands import Command, Pause, Published, Saga
+from .commands import EVENT_ID_WINDOW_COUNT, EVENT_ID_WINDOW_SECONDS, Command, Pause, Published, Saga
 from .errors import (
     ConfigError,
     CoordError,
@@ -34,11 +34,6 @@ from .keys import StreamKeys
 from .layouts import Layouts
 from .models import EVENT_ID_FIELD, KEY_FIELD, RESERVED_PREFIX, Outgoing, Quiesced, Receipt
 from .settings import RedisSettings
-
-# Event ids are remembered by each shard for this long, and so many of them; beyond it a duplicate is possible. A
-# producer remembers its own sends without an answer within the same bounds.
-EVENT_ID_WINDOW_SECONDS = 3600.0
-EVENT_ID_WINDOW_COUNT = 100_000
 
 MAX_FIELDS = 3500  # Lua hands at most 8,000 values to one call, and would fail in the midst of a batch
 

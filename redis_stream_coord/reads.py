@@ -8,8 +8,8 @@ from typing import Any
 
 import attrs
 
-from . import commands, reshard, triage
-from .commands import Command, Saga, Together
+from . import commands, removed, reshard, triage
+from .commands import Command, Saga, StreamView, Together
 from .errors import ConfigError, CoordError, NotFoundError, RedisUnavailableError
 from .keys import GroupKeys, StreamKeys
 from .models import GroupView, Layout
@@ -21,6 +21,7 @@ from .views import (
     EventEntry,
     GroupHealth,
     RecordCompatibility,
+    RemovedShard,
     RouteView,
     RoutingView,
     ShardReading,
@@ -114,6 +115,11 @@ class Reads:
         indices = sorted(set(view.shards) | set(range(max([layout.shards, *also]))))
         readings: list[ShardReading] = yield from together([commands.inspect(keys, index) for index in indices])
         return [ShardStatus(record=view.shards.get(reading.shard), reading=reading) for reading in readings]
+
+    def removed(self, stream: str) -> Saga[list[RemovedShard]]:
+        keys = self.stream_keys(stream)
+        view: StreamView = yield commands.resharding(keys)
+        return (yield from removed.look(keys, view))
 
     def messages(
         self,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import lcm
 
-from . import commands, reshard, routing, standing, telemetry
+from . import commands, removed, reshard, routing, standing, telemetry
 from .commands import Barrier, Evidence, Saga, StreamView
 from .errors import ConfigError, CoordError, NotFoundError, WaitTimeoutError, refused
 from .keys import GroupKeys, StreamKeys
 from .models import GroupDrain, GroupView, Resharding, ScalePlan
 from .sagas import Sagas
+from .views import Trimmed
 
 Progress = Callable[[Resharding], None]
 
@@ -140,6 +141,24 @@ class Scaling(Sagas):
                 hint="It goes on by itself while a consumer runs. Wait again, or take it back: Admin.rollback.",
             )
         return found
+
+    def trim(self, stream: str, reason: str, request_id: str | None) -> Saga[Trimmed]:
+        """Trim the shards that the layout has no more; see `Admin.trim`."""
+        keys = self.stream_keys(stream)
+        request = self.request(keys, "trim", reason, request_id)
+
+        def work(recorded: str | None) -> Saga[Trimmed]:
+            view: StreamView = yield commands.resharding(keys)
+            if view.saga is not None and view.saga.active:
+                raise refused("RESHARDING", f"{view.saga.state}: shards that it removes are needed", stream=stream)
+            if recorded is None:
+                found = yield from removed.look(keys, view)
+                entries = sum(one.entries for one in found)
+                # Before the first step: what nobody has written down must not be gone.
+                yield commands.note_trim(keys, f"{entries} entries on {len(found)} shards", **request.said())
+            return (yield from removed.trim(keys, view, keep=0))
+
+        return self.carry_out(request, work)
 
     def plan(self, stream: str, shards: int, ordered: bool, quiesce: bool) -> Saga[ScalePlan]:
         """Say what another number of shards would bring; see `Admin.plan_scale`."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 import attrs
 
-from .models import GroupView, Layout, MemberView, ShardView
+from .models import GroupView, Layout, MemberView, ShardView, Waiting
 
 Status = Literal["OK", "EMPTY", "DEGRADED", "UNAVAILABLE"]
 
@@ -295,6 +295,46 @@ class ShardStatus:
     def owner(self) -> str | None:
         """Member that holds it, or ``None``."""
         return None if self.record is None else self.record.holder
+
+
+@attrs.frozen(kw_only=True)
+class RemovedShard:
+    """What lies on a shard that the layout of its stream has no more.
+
+    Attributes:
+        shard: its index.
+        stream_key: Redis key of its stream, which stays: ids have to go on where they were if the shard comes back.
+        entries: how many there are.
+        memory_bytes: of them and of the event ids; ``None``: Redis does not tell.
+        event_ids: how many it remembers.
+        route: ``closed``, or what it should not be: ``open``, ``missing``.
+        epoch: routing epoch since which it is; ``None`` without a route.
+        waits: what keeps entries there; empty: all but the last may go.
+    """
+
+    shard: int
+    stream_key: str
+    entries: int
+    memory_bytes: int | None
+    event_ids: int
+    route: str
+    epoch: int | None
+    waits: tuple[Waiting, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Trimmed:
+    """What was removed from shards that the layout of a stream has no more.
+
+    Attributes:
+        entries: so many entries.
+        event_ids: so many event ids that were out of their window.
+        waits: what kept a shard from being trimmed at all, one for each such shard.
+    """
+
+    entries: int = 0
+    event_ids: int = 0
+    waits: tuple[Waiting, ...] = ()
 
 
 @attrs.frozen(kw_only=True)

@@ -10,7 +10,8 @@ import click
 from ..errors import CoordError, NotFoundError
 from ..models import Timings
 from ..routing import DEFAULT_PROTOCOL, PROTOCOLS
-from .looking import GROUP, STREAM
+from .exits import Exit
+from .looking import GROUP, STREAM, in_all, problems, removed_table
 from .output import View, shards
 from .session import DestructiveCommand, MutationCommand, Request, Session, confirm
 
@@ -138,4 +139,24 @@ def seek(
     return done(request, f"{stream}/{group} goes on at {to} on {where}")
 
 
-COMMANDS = (create, delete, retain, seek)
+@click.command("trim", cls=DestructiveCommand)
+@STREAM
+def trim(session: Session, request: Request, *, stream: str, yes: bool) -> View:
+    """Trim now what lies on shards that the layout has no more; what a group still needs stays.
+
+    Exit code 10 if something kept a shard from being trimmed.
+    """
+    found = session.monitor.removed(stream)
+    what = f"trim {in_all(found)} as far as no group needs them"
+    if request.dry_run:
+        view = would(request, what, removed=found)
+        return View(view.data, [*view.shown, *removed_table(found)])
+    confirm(session, f"{what[0].upper()}{what[1:]}? They cannot be read again.", yes=yes)
+    trimmed = session.admin(request.requested_by).trim(stream, **request.words)
+    text = f"{trimmed.entries} entries and {trimmed.event_ids} event ids are gone from removed shards of {stream}"
+    view = done(request, text, trimmed=trimmed)
+    shown = [*view.shown, *problems(list(map(str, trimmed.waits)))]
+    return View(view.data, shown, Exit.PROBLEMS if trimmed.waits else Exit.OK)
+
+
+COMMANDS = (create, delete, retain, seek, trim)

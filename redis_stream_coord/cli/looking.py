@@ -15,6 +15,7 @@ from ..views import (
     AssignmentView,
     AuditEntry,
     EventEntry,
+    RemovedShard,
     RoutingView,
     ShardStatus,
     StoredEntry,
@@ -35,7 +36,8 @@ def coloured(word: str) -> Text:
     return Text(word, style=_COLOURS.get(word, ""))
 
 
-def _problems(found: Sequence[str]) -> list[RenderableType]:
+def problems(found: Sequence[str]) -> list[RenderableType]:
+    """Show a sentence for each thing that is not as it should be."""
     return [Text.assemble(("! ", "bold red"), problem) for problem in found]
 
 
@@ -50,12 +52,12 @@ def health(session: Session, *, members_required: bool) -> View:
         empty = empty or one.status == "EMPTY"
         cells = (one.members, one.shards, shards(one.unowned), one.version)
         row(made, one.stream, one.group, coloured(one.status), *cells)
-    problems = [*report.problems, *(f"{g.stream}/{g.group}: {p}" for g in report.groups for p in g.problems)]
+    wrong = [*report.problems, *(f"{g.stream}/{g.group}: {p}" for g in report.groups for p in g.problems)]
     head = Text.assemble("Redis ", coloured(report.status))
     if report.latency_ms is not None:
         head.append(f", answered in {report.latency_ms:.1f} ms")
     code = Exit.OK if report.ok and not (empty and members_required) else Exit.PROBLEMS
-    shown = [head, *([made] if report.groups else []), *_problems(problems)]
+    shown = [head, *([made] if report.groups else []), *problems(wrong)]
     return View(_health_data(report), shown, Exit.UNAVAILABLE if report.status == "UNAVAILABLE" else code)
 
 
@@ -91,7 +93,7 @@ def describe(session: Session, *, stream: str, group: str) -> View:
         f"lease {timings.lease_seconds:g} s, rebalance timeout {timings.rebalance_seconds:g} s"
     )
     found = view.violations()
-    shown = [head, members_table(list(view.members.values())), shards_of_record(view), *_problems(found)]
+    shown = [head, members_table(list(view.members.values())), shards_of_record(view), *problems(found)]
     return View({"group": view, "violations": found}, shown, Exit.PROBLEMS if found else Exit.OK)
 
 
@@ -133,7 +135,7 @@ def assignments(session: Session, *, stream: str, group: str) -> View:
     made = table(None, ">shard", "target", "current")
     for index, target in view.target.items():
         row(made, index, target, view.current[index])
-    shown: list[RenderableType] = [head, made, *_revokes(view), *_problems(view.violations)]
+    shown: list[RenderableType] = [head, made, *_revokes(view), *problems(view.violations)]
     data = {**plain(view), "converged": view.converged}
     return View(data, shown, Exit.PROBLEMS if view.violations else Exit.OK)
 
@@ -168,7 +170,7 @@ def _routing(stream: str, view: RoutingView) -> list[RenderableType]:
     made = table(None, ">shard", "route", ">epoch", "layout")
     for route in view.routes:
         row(made, route.shard, route.state, route.epoch, route.layout)
-    return [head, made, *_problems(view.problems)]
+    return [head, made, *problems(view.problems)]
 
 
 @click.command("shards", cls=ReadCommand)
@@ -215,6 +217,30 @@ def _shard(made: Any, status: ShardStatus) -> None:
 
 def _shard_data(status: ShardStatus) -> dict[str, Any]:
     return {"shard": status.shard, "owner": status.owner, "record": status.record, "reading": status.reading}
+
+
+@click.command("removed", cls=ReadCommand)
+@STREAM
+def removed(session: Session, *, stream: str) -> View:
+    """Show what lies on shards that the layout has no more: entries, memory, and what keeps them there."""
+    found = session.monitor.removed(stream)
+    return View(found, [f"{in_all(found)} of {stream}", *removed_table(found)])
+
+
+def in_all(found: Sequence[RemovedShard]) -> str:
+    """Say how much lies on removed shards together."""
+    known = [one.memory_bytes for one in found]
+    size = "?" if None in known else f"{sum(filter(None, known)) / 1024:.1f} KiB"
+    return f"{sum(one.entries for one in found)} entries ({size}) on {len(found)} removed shards"
+
+
+def removed_table(found: Sequence[RemovedShard]) -> list[RenderableType]:
+    """Show removed shards, and below what keeps entries there."""
+    made = table(None, ">shard", ">entries", ">memory", ">event ids", "route", ">since epoch")
+    for one in found:
+        memory = "?" if one.memory_bytes is None else f"{one.memory_bytes / 1024:.1f} KiB"
+        row(made, one.shard, one.entries, memory, one.event_ids, one.route, one.epoch)
+    return [*([made] if found else []), *(str(waiting) for one in found for waiting in one.waits)]
 
 
 @click.command("messages", cls=ReadCommand)
@@ -340,6 +366,7 @@ COMMANDS = (
     assignments,
     routing,
     shards_command,
+    removed,
     messages,
     audit,
     events,

@@ -25,7 +25,8 @@ from .records import (
     reconcile,
     record,
 )
-from .repair import fields_of, forget_leases, last_event, note_repair, restore, restore_stream
+from .removed import EVENT_IDS_AT_ONCE, RemovedReading, RemovedTrim, removed, trim_removed
+from .repair import fields_of, forget_leases, last_event, note_repair, note_trim, restore, restore_stream
 from .resharding import (
     CUTS_AT_ONCE,
     Barrier,
@@ -52,6 +53,8 @@ from .resharding import (
 )
 from .shards import Entry, Fence, Page, ack, claim, lag, note_deliveries, read, seek, trim
 from .streams import (
+    EVENT_ID_WINDOW_COUNT,
+    EVENT_ID_WINDOW_SECONDS,
     Published,
     activate,
     append,
@@ -69,6 +72,9 @@ __all__ = [
     "Barrier",
     "CUTS_AT_ONCE",
     "Command",
+    "EVENT_IDS_AT_ONCE",
+    "EVENT_ID_WINDOW_COUNT",
+    "EVENT_ID_WINDOW_SECONDS",
     "Entry",
     "Evidence",
     "Fence",
@@ -82,6 +88,8 @@ __all__ = [
     "Progress",
     "Published",
     "Registration",
+    "RemovedReading",
+    "RemovedTrim",
     "SCHEMA",
     "Saga",
     "SagaRecord",
@@ -128,6 +136,7 @@ __all__ = [
     "note_cuts",
     "note_deliveries",
     "note_repair",
+    "note_trim",
     "open_route",
     "pass_barrier",
     "pending_of",
@@ -141,6 +150,7 @@ __all__ = [
     "reconcile",
     "record",
     "register",
+    "removed",
     "resharding",
     "restore",
     "restore_stream",
@@ -155,6 +165,7 @@ __all__ = [
     "settle",
     "text",
     "trim",
+    "trim_removed",
     "unblock",
     "unregister",
     "wait",

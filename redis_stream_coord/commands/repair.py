@@ -95,10 +95,21 @@ def note_repair(
     keys: GroupKeys | StreamKeys, detail: str, *, request_id: str, audit: Mapping[str, str]
 ) -> Command[None]:
     """Record what is repaired on other slots next."""
+    return _note("repair", keys, detail, request_id, audit)
+
+
+def note_trim(keys: StreamKeys, detail: str, *, request_id: str, audit: Mapping[str, str]) -> Command[None]:
+    """Record that shards which the layout has no more are trimmed next, on their own slots."""
+    return _note("trim", keys, detail, request_id, audit)
+
+
+def _note(
+    action: str, keys: GroupKeys | StreamKeys, detail: str, request_id: str, audit: Mapping[str, str]
+) -> Command[None]:
     return call(
         "note",
         {"audit": keys.audit, "limits": keys.limits},
-        {"action": "repair", "detail": detail, "request_id": request_id, "audit": flat(audit)},
+        {"action": action, "detail": detail, "request_id": request_id, "audit": flat(audit)},
         lambda answer: None,
         **whom(keys),
     )

@@ -11,6 +11,11 @@ from ..keys import GroupKeys, StreamKeys
 from ..models import Layout
 from .base import PROTOCOL, Command, call, flat, text
 
+# Event ids are remembered by each shard for this long, and so many of them; beyond it a duplicate is possible. A
+# producer remembers its own sends without an answer within the same bounds.
+EVENT_ID_WINDOW_SECONDS = 3600.0
+EVENT_ID_WINDOW_COUNT = 100_000
+
 
 @attrs.frozen
 class Published:

@@ -4,7 +4,7 @@
 -- A refusal says the phase of the route, which only moves up: beyond the producer's layout nothing that was routed by
 -- that layout can land here any more, and only then may the producer send the entry elsewhere.
 -- @include clock
--- @include int
+-- @include remembered
 -- @key stream
 -- @key route
 -- @key published
@@ -18,7 +18,7 @@
 -- @error CLOSED
 -- @error STREAM_MISSING
 local route = redis.call('HMGET', key.route, 'layout', 'state', 'epoch')
-local ring
+local ring, now
 
 local function refusal()
   if not route[2] or not route[3] then return 'ROUTE_MISSING', key.route end
@@ -26,24 +26,11 @@ local function refusal()
   return word, word and route[3] .. ' ' .. (route[1] or '-')
 end
 
--- Remembered ids form a ring: `e:<event id>` -> entry id, `r:<n>` -> event id, with n from tail to head.
 local function remember(event_id, id)
-  if not ring then
-    local ends = redis.call('HMGET', key.published, 'tail', 'head')
-    ring = { tail = tonumber(ends[1] or '1'), head = tonumber(ends[2] or '0'), now = clock.now_ms() }
-  end
-  ring.head = ring.head + 1
-  redis.call('HSET', key.published, 'e:' .. event_id, id, 'r:' .. int(ring.head), event_id)
+  ring, now = ring or remembered.open(key.published), now or clock.now_ms()
+  remembered.add(key.published, ring, event_id, id)
   -- Two at most for each that comes in: bounded work, and the window still shrinks.
-  for _ = 1, 2 do
-    local oldest = ring.tail < ring.head and redis.call('HGET', key.published, 'r:' .. int(ring.tail))
-    if not oldest then break end
-    local kept = redis.call('HGET', key.published, 'e:' .. oldest)
-    local age_ms = ring.now - tonumber(string.match(kept or '0', '^%d+'))
-    if ring.head - ring.tail < arg.window_count and age_ms <= arg.window_ms then break end
-    redis.call('HDEL', key.published, 'e:' .. oldest, 'r:' .. int(ring.tail))
-    ring.tail = ring.tail + 1
-  end
+  remembered.forget(key.published, ring, ring.head - 1, 2, now, arg)
 end
 
 local reply, at = { 'OK' }, 1
@@ -63,5 +50,5 @@ while at <= #arg.entries do
   reply[#reply + 1] = id or key.stream
   at = at + 2 + count
 end
-if ring then redis.call('HSET', key.published, 'tail', int(ring.tail), 'head', int(ring.head)) end
+if ring then remembered.close(key.published, ring) end
 return reply

@@ -1,7 +1,7 @@
 -- Trim a shard, no further than every group of the stream has acknowledged. Done by the owner of the shard.
--- @include int
 -- @include fence
 -- @include position
+-- @include retention
 -- @key stream
 -- @key fence
 -- @arg incarnation integer
@@ -17,7 +17,4 @@ for _, group in ipairs(arg.groups) do
   if not position.last_delivered(key.stream, group) then return { 'OK', 0, group } end
 end
 local needed = position.needed_from(key.stream)
-if arg.keep == 0 then return { 'OK', redis.call('XTRIM', key.stream, 'MINID', needed), '' } end
-local excess = redis.call('XLEN', key.stream) - arg.keep
-if excess <= 0 then return { 'OK', 0, '' } end
-return { 'OK', redis.call('XTRIM', key.stream, 'MINID', '~', needed, 'LIMIT', int(excess)), '' }
+return { 'OK', retention.trim(key.stream, needed, arg.keep), '' }

@@ -216,6 +216,7 @@ ASKED: dict[str, tuple[Callable[[RedisSettings], Any], set[Role]]] = {
         {"WRITE"},
     ),
     "change the retention": (_admin(lambda a: a.retain(STREAM, retention="all", reason="a test")), {"WRITE"}),
+    "trim removed shards": (_admin(lambda a: a.trim(STREAM, reason="a test")), {"WRITE"}),
     "move a group": (_admin(lambda a: a.seek(STREAM, group=GROUP, to="newest", reason="a test")), {"WRITE"}),
     "change the number of shards": (
         _admin(lambda a: a.scale(STREAM, shards=5, reason="a test", wait=False)),
@@ -288,7 +289,8 @@ COMMANDS: dict[tuple[Any, ...], tuple[set[Role], set[Role]]] = {
     ("SREM", "redis-stream:coord:groups", f"{STREAM}:{GROUP}"): ({"WRITE"}, set()),
     ("XADD", KEYS.audit, "*", "action", "none"): ({"WRITE"}, set()),
     ("XADD", STREAM_KEYS.audit, "*", "action", "none"): ({"WRITE"}, set()),
-    ("XTRIM", KEYS.audit, "MAXLEN", 0): (set(), set()),
+    # Who may delete a key may trim it too.
+    ("XTRIM", KEYS.audit, "MAXLEN", 0): ({"WRITE"}, set()),
     # Records. A member's heartbeat has to write its group's, so it could by hand too.
     ("HSET", KEYS.metadata, "version", "9"): ({"WRITE", "MEMBER"}, set()),
     ("HSET", _FENCE, "token", "9"): ({"WRITE", "MEMBER"}, set()),
@@ -301,7 +303,7 @@ COMMANDS: dict[tuple[Any, ...], tuple[set[Role], set[Role]]] = {
     ("XADD", _SHARD, "*", "n", "1"): ({"WRITE", "PRODUCER"}, {"MEMBER"}),
     ("XREADGROUP", "GROUP", GROUP, "x", "STREAMS", _SHARD, ">"): ({"MEMBER"}, set()),
     ("XACK", _SHARD, GROUP, "1-1"): ({"MEMBER"}, set()),
-    ("XTRIM", _SHARD, "MAXLEN", 0): ({"MEMBER"}, set()),
+    ("XTRIM", _SHARD, "MAXLEN", 0): ({"WRITE", "MEMBER"}, set()),
     ("XDEL", _SHARD, "1-1"): ({"MEMBER"}, set()),
     ("XGROUP", "DESTROY", _SHARD, GROUP): ({"WRITE"}, set()),
     ("XADD", DEAD, "*", "n", "1"): ({"MEMBER"}, set()),

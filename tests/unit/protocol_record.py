@@ -141,6 +141,7 @@ def administer(group: FakeGroup) -> None:
     run(commands.retain(STREAM, "consumed", **said("6")))
     run(commands.revise(STREAM, expected=run(commands.layout(STREAM)).version, **said("7")))
     run(commands.note_repair(STREAM, "routes", **said("8")))
+    run(commands.note_trim(STREAM, "3 entries on 1 shards", **said("8")))
     run(commands.forget_leases(GROUP, **said("9")))
     run(commands.reconcile(GROUP, **said("10")))
     record, stream = run(commands.fields_of(GROUP.metadata)), run(commands.fields_of(STREAM.record))
@@ -164,6 +165,9 @@ def scale(group: FakeGroup) -> None:
             if driver.step():
                 catch_up(group)
                 group.clock.advance(1)
+        if back:
+            group.run(commands.removed(STREAM, 2))
+            group.run(commands.trim_removed(STREAM, 2, world.view(), keep=0))
 
 
 def catch_up(group: FakeGroup) -> None:
