@@ -87,6 +87,7 @@ MUTATIONS: dict[str, list[Mutation]] = {
     "retain": [
         Mutation(_of_group(lambda a, s: a.retain(s, retention="consumed", **WHY)), "retain", "consumed", group=None)
     ],
+    "trim": [Mutation(_of_group(lambda a, s: a.trim(s, **WHY)), "trim", "0 entries on 0 shards", group=None)],
     "seek": [Mutation(_of_group(lambda a, s: a.seek(s, group=GROUP, to="oldest", **WHY)), "seek", "0-0 on 0,1")],
     "freeze": [Mutation(_of_group(lambda a, s: a.freeze(s, group=GROUP, **WHY)), "freeze")],
     "unfreeze": [Mutation(_of_group(lambda a, s: a.unfreeze(s, group=GROUP, **WHY)), "unfreeze")],

@@ -34,6 +34,7 @@ RUN_BY = {
     "## Rebalance triage": "test_rebalance_triage",
     "## Resharding triage": "test_resharding_triage",
     "## Changing the number of shards": "test_changing_the_number_of_shards",
+    "## Memory of removed shards": "test_memory_of_removed_shards",
     "## Upgrades": "test_upgrades",
     "## A shard does not move on": "test_a_shard_that_does_not_move_on",
     "## Reading again, or skipping": "test_reading_again",
@@ -287,6 +288,22 @@ def test_scaling_without_duplicates(server: Server, operator: Operator, consumer
         assert {producer.route(f"key-{n}").shard for n in range(200)} == set(range(8))
         producer.publish({"n": "after"}, key="after")
     handles(server, handled, [*names, "after"])
+
+
+def test_memory_of_removed_shards(server: Server, operator: Operator, consumer: Consumer, handled: list[str]) -> None:
+    handles(server, handled, publish(server, "a"))
+    with Admin(server.url, requested_by="tests") as admin:
+        admin.scale("orders", shards=1, reason="a test")
+    with server.client(protocol=2) as client:
+        there = sum(client.xlen(f"orders:{shard}") for shard in range(1, SHARDS))
+        looked, dry, trimmed = operator.does("## Memory of removed shards")
+        assert f"{there} entries" in looked.out
+        assert f"would trim {there} entries" in dry.out
+        left = [client.xlen(f"orders:{shard}") for shard in range(1, SHARDS)]
+    assert f"{there - sum(left)} entries" in trimmed.out
+    assert max(left) == 1 < there
+    audited = operator.run("audit", "orders")
+    assert re.search(rf"trim\s+accepted\s+{there} entries on {SHARDS - 1} shards", audited.out)
 
 
 # --- a shard, a group -----------------------------------------------------------------------------------------------

@@ -202,6 +202,7 @@ CONFIGURED: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "### `Admin.create`": (Admin.create,),
     "### `Admin.delete`": (Admin.delete,),
     "### `Admin.retain`": (Admin.retain,),
+    "### `Admin.trim`": (Admin.trim,),
     "### `Admin.seek`": (Admin.seek,),
     "## `Monitor`": (Monitor,),
     "## `Collector`": (Collector,),
