@@ -678,3 +678,28 @@ def test_batch_of_large_entries_does_not_wait_for_what_is_not_read(coord_env: En
     coord_env.advance(1)
     assert sum(sizes) == 6
     assert all(size >= 2 for size in sizes[:-1])
+
+
+def test_loop_goes_on_while_a_rebalance_waits_for_it(coord_env: Environment) -> None:
+    """Elsewhere asking for the next message with a rebalance under way waited for itself."""
+    coord_env.create(STREAM, group=GROUP, shards=4)
+    ids = fill(coord_env, 20)
+    loop = Consumer(STREAM, group=GROUP, redis=coord_env.redis, member="a")
+    handled: dict[str, list[str]] = {"a": [], "b": []}
+
+    def note(member: str, message: Message) -> None:
+        handled[member].append(f"{message.shard}:{message.id}")
+        if sum(map(len, handled.values())) == len(ids):
+            loop.request_stop()
+
+    for message in loop:
+        if not handled["a"]:
+            consumer(coord_env, "b", lambda message: note("b", message))
+            # Longer than a lease, and shorter than a rebalance may take.
+            coord_env.advance(30)
+            assert "b" in coord_env.owners(STREAM, group=GROUP).values()
+            assert message.owned
+        note("a", message)
+    assert handled["b"]
+    assert sorted(handled["a"] + handled["b"]) == sorted(ids)
+    assert coord_env.pending(STREAM, group=GROUP) == {}
