@@ -29,32 +29,14 @@ class AsyncConsumer:
     """Consumes the shards of a stream that the group assigns to it; for coroutines.
 
     Entries of one shard are handed over one at a time and in order; those of different shards at the same time.
-    An entry is acknowledged after its handler succeeded, and handed to it again, in place, after it failed.
 
     Parameters:
-        stream: name of the logical stream.
-        group: name of the consumer group.
-        redis: URL or settings.
+        stream, group, redis, member, weight, concurrency, ack, retry, poison, max_handler_seconds, prefetch,
+            prefetch_bytes, shutdown_seconds: see `Consumer`.
         handler: coroutine function that takes a `Message`, or a `Batch`. Leave it out to iterate:
             ``async for message in consumer``.
-        member: id of this member; of one process at a time. By default see `settings.default_member`.
-        weight: share of the shards, relative to the other members.
-        concurrency: so many partition keys of a shard are handled at the same time; entries of one key never are.
-        ack: ``auto``: after the handler succeeded, or when the loop asks for the next message; ``manual``: only by
-            `Message.ack`.
-        decode: makes `Message.value` of the fields, for example ``lambda fields: json.loads(fields["data"])``. A plain
-            function that runs where the handler runs: here on the event loop, so a quick one; with `Consumer` in the
-            handler's thread. If it raises, the entry counts as failed.
-        retry: what to do after a handler failed.
-        poison: what to do with an entry that fails again and again: `Poison` or `DeadLetter`. ``None``: try for ever.
-        max_handler_seconds: when a handler takes longer, its shard is given up, to another member if there is one.
-            The lease and the other shards go on. What it waits for a free thread does not count. ``None``: never.
-        prefetch: at most so many entries of a shard are read ahead, 1 to 1000.
-        prefetch_bytes: and so many bytes, unless a single entry has more.
-        shutdown_seconds: how long handlers may take to finish after a stop; then they are abandoned.
-        on_assigned: awaited with shards before their first message.
-        on_revoked: awaited with shards that are given up and still owned: finish and acknowledge. Also at a stop.
-        on_lost: awaited with shards that are gone already.
+        decode: see `Consumer`. A plain function here too; it runs on the event loop, so a quick one.
+        on_assigned, on_revoked, on_lost: see `Consumer`; coroutine functions here.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -158,14 +140,7 @@ class AsyncConsumer:
         self._task = self._config.settings.machine.spawn(self._engine.run())
 
     async def stop(self, *, hold: bool = False) -> None:
-        """Hand out nothing more, finish, acknowledge, leave.
-
-        Parameters:
-            hold: keep the shards for a restart under the same member id within the lease, so that nothing moves.
-
-        Raises:
-            what `run` raises.
-        """
+        """Hand out nothing more, finish, acknowledge, leave; see `Consumer.stop`."""
         self.request_stop(hold=hold)
         await self.wait()
 
@@ -175,13 +150,7 @@ class AsyncConsumer:
             self._engine.stop(hold=hold)
 
     async def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until it has stopped.
-
-        Parameters:
-            timeout_seconds: no longer than that; ``None``: for ever.
-
-        Returns:
-            Whether it has stopped.
+        """Wait until it has stopped; see `Consumer.wait`.
 
         Raises:
             LifecycleError: called from a handler or callback of the consumer, where it would wait for itself.
@@ -269,11 +238,7 @@ class AsyncConsumer:
         return NOT_STARTED if self._engine is None else self._engine.health
 
     def pause(self, shards: Iterable[int] | None = None) -> None:
-        """Hand out nothing more of these shards, and keep them. May be called before the start, too.
-
-        Parameters:
-            shards: which; ``None``: all, also those assigned later.
-        """
+        """Hand out nothing more of these shards, and keep them; see `Consumer.pause`."""
         self._pauses.pause(shards)
         if self._engine is not None:
             self._engine.pauses_changed()
@@ -285,20 +250,12 @@ class AsyncConsumer:
             self._engine.pauses_changed()
 
     async def flush(self, *, timeout_seconds: float = 5.0) -> None:
-        """Send all acknowledgements that are queued.
-
-        Raises:
-            RedisUnavailableError: they could not be sent within `timeout_seconds`.
-        """
+        """Send all acknowledgements that are queued; see `Consumer.flush`."""
         if self._engine is not None:
             await within(timeout_seconds, self._engine.flush())
 
     async def lag(self) -> Lag:
-        """Return for each owned shard how many entries have not been received; ``None``: Redis cannot tell.
-
-        Raises:
-            RedisUnavailableError: no answer in time.
-        """
+        """Return for each owned shard how many entries have not been received; see `Consumer.lag`."""
         return {} if self._engine is None else await self._engine.lag()
 
 

@@ -50,14 +50,33 @@ class Consumer:
 
     Entries of one shard are handed over one at a time and in order; those of different shards at the same time, in
     worker threads: the handler has to be thread-safe, or `handler_threads` be 1.
+    An entry is acknowledged after its handler succeeded, and handed to it again, in place, after it failed.
 
     Parameters:
-        stream, group, redis, member, weight, concurrency, ack, decode, retry, poison, max_handler_seconds, prefetch,
-            prefetch_bytes, shutdown_seconds: see `AsyncConsumer`.
+        stream: name of the logical stream.
+        group: name of the consumer group.
+        redis: URL or settings.
         handler: plain function that takes a `Message`, or a `Batch`. Leave it out to iterate:
             ``for message in consumer``.
         handler_threads: at most so many handlers at once, over all shards of this consumer.
-        on_assigned, on_revoked, on_lost: see `AsyncConsumer`; plain functions here.
+        member: id of this member; of one process at a time. By default the pod's name where ``POD_NAME`` is set, else
+            made of host name, process id and chance.
+        weight: share of the shards, relative to the other members.
+        concurrency: so many partition keys of a shard are handled at the same time; entries of one key never are.
+        ack: ``auto``: after the handler succeeded, or when the loop asks for the next message; ``manual``: only by
+            `Message.ack`.
+        decode: makes `Message.value` of the fields, for example ``lambda fields: json.loads(fields["data"])``. A plain
+            function that runs in the handler's thread. If it raises, the entry counts as failed.
+        retry: what to do after a handler failed.
+        poison: what to do with an entry that fails again and again: `Poison` or `DeadLetter`. ``None``: try for ever.
+        max_handler_seconds: when a handler takes longer, its shard is given up, to another member if there is one.
+            The lease and the other shards go on. What it waits for a free thread does not count. ``None``: never.
+        prefetch: at most so many entries of a shard are read ahead, 1 to 1000.
+        prefetch_bytes: and so many bytes, unless a single entry has more.
+        shutdown_seconds: how long handlers may take to finish after a stop; then they are abandoned.
+        on_assigned: called with shards before their first message.
+        on_revoked: called with shards that are given up and still owned: finish and acknowledge. Also at a stop.
+        on_lost: called with shards that are gone already.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -219,7 +238,14 @@ class Consumer:
         await done
 
     def stop(self, *, hold: bool = False) -> None:
-        """Hand out nothing more, finish, acknowledge, leave; see `AsyncConsumer.stop`."""
+        """Hand out nothing more, finish, acknowledge, leave.
+
+        Parameters:
+            hold: keep the shards for a restart under the same member id within the lease, so that nothing moves.
+
+        Raises:
+            what `run` raises.
+        """
         self.request_stop(hold=hold)
         self.wait()
 
@@ -228,7 +254,13 @@ class Consumer:
         self._soon(lambda engine: engine.stop(hold=hold))
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until it has stopped; see `AsyncConsumer.wait`.
+        """Wait until it has stopped.
+
+        Parameters:
+            timeout_seconds: no longer than that; ``None``: for ever.
+
+        Returns:
+            Whether it has stopped.
 
         Raises:
             LifecycleError: called from the consumer's own threads, where it would wait for itself.
@@ -326,7 +358,11 @@ class Consumer:
         return NOT_STARTED if self._engine is None else self._engine.health
 
     def pause(self, shards: Iterable[int] | None = None) -> None:
-        """Hand out nothing more of these shards, and keep them; see `AsyncConsumer.pause`."""
+        """Hand out nothing more of these shards, and keep them. May be called before the start, too.
+
+        Parameters:
+            shards: which, by their indexes; ``None``: all, also those assigned later.
+        """
         self._pauses.pause(shards)
         self._soon(lambda engine: engine.pauses_changed())
 
@@ -336,11 +372,19 @@ class Consumer:
         self._soon(lambda engine: engine.pauses_changed())
 
     def flush(self, *, timeout_seconds: float = 5.0) -> None:
-        """Send all acknowledgements that are queued; see `AsyncConsumer.flush`."""
+        """Send all acknowledgements that are queued.
+
+        Raises:
+            RedisUnavailableError: they could not be sent within `timeout_seconds`.
+        """
         self._in_loop(lambda engine: within(timeout_seconds, engine.flush()))
 
     def lag(self) -> Lag:
-        """Return for each owned shard how many entries have not been received; see `AsyncConsumer.lag`."""
+        """Return for each owned shard how many entries have not been received; ``None``: Redis cannot tell.
+
+        Raises:
+            RedisUnavailableError: no answer in time.
+        """
         lag: Lag | None = self._in_loop(lambda engine: engine.lag())
         return lag or {}
 

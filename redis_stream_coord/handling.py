@@ -58,7 +58,7 @@ class WorkConfig:
     prefetch: int
     prefetch_bytes: int
 
-    def each(self, shards: int) -> bool:
+    def notes_deliveries(self, shards: int) -> bool:
         """Whether each delivery has to be written down; see `deliveries`. `shards`: how many the member holds."""
         several = self.concurrency > 1 or self.batch is not None or not self.auto_ack
         return several or (self.handlers is not None and self.handlers < shards)
@@ -168,9 +168,9 @@ class Handling:
         """Whether entries may be handed out."""
         return not self.stopping.is_set() and self._owner.reads(self.held)
 
-    def each(self) -> bool:
+    def notes_deliveries(self) -> bool:
         """Whether each delivery has to be written down; see `deliveries`."""
-        return self._config.each(self._owner.holds())
+        return self._config.notes_deliveries(self._owner.holds())
 
     def stop(self) -> None:
         """Hand out nothing more. What is in a handler goes on; what waits for one does not."""
@@ -270,7 +270,7 @@ class Handling:
             await self.pause(self._config.retry.delay(failures, self._chance) if delay is None else delay)
             if self.reading():
                 message.deliveries += 1
-                if not self.each():
+                if not self.notes_deliveries():
                     with contextlib.suppress(FencedError):
                         await self._deliveries.write({message.id: message.deliveries})
 
@@ -295,8 +295,8 @@ class Handling:
 
     async def _attempt(self, messages: list[Message]) -> bool:
         """Call the handler once. Returns whether it succeeded; acknowledges if so. Raises: `Withdrawn`."""
-        each = self.each()
-        before = each and any(message.deliveries > 1 or message.id in self.suspects for message in messages)
+        noted = self.notes_deliveries()
+        before = noted and any(message.deliveries > 1 or message.id in self.suspects for message in messages)
         turn = Turn(
             messages,
             as_list=self._config.batch is not None,
@@ -305,7 +305,7 @@ class Handling:
             machine=self._machine,
             note=(lambda: self._deliveries.before(messages)) if before else None,
         )
-        if each:
+        if noted:
             self._deliveries.soon()
         try:
             if len(messages) == 1 and (context := messages[0].trace_context) is not None:

@@ -28,7 +28,7 @@ AdaptHandler = Callable[[Callable[..., Any]], Handle]
 
 @attrs.frozen(kw_only=True)
 class Options:
-    """The parameters that both faces share; see `AsyncConsumer`."""
+    """The parameters that both faces share; see `Consumer`."""
 
     stream: str
     group: str

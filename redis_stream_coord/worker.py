@@ -214,7 +214,7 @@ class Worker:
             after=self._after,
             count=max(1, self._room()),
             max_bytes=self._config.prefetch_bytes - self._lanes.bytes,
-            each=self._handling.each(),
+            each=self._handling.notes_deliveries(),
         )
         try:
             page = await self._runner.run(command)
