@@ -186,7 +186,8 @@ local function format_shard(s)
     .. ' readable=' .. (s.readable and '1' or '0')
 end
 
--- Write back what changed, under the next version; nothing changed, nothing written.
+-- Write back what changed, under the next version; nothing changed, nothing written. `next_due_ms` alone is no change:
+-- it follows from the rest, and is put right after the deadline of what was drained in time has passed.
 local function save(g)
   local out = {}
   for id, m in pairs(g.members) do
@@ -213,9 +214,8 @@ local function save(g)
     out[#out + 1] = g.frozen and int(g.frozen) or '-'
   end
   local changed = #out > 0 or next(g.gone) or #dropped > 0
-  for _, name in ipairs(MUTABLE) do changed = changed or g[name] ~= g.stored[name] end
-  if not changed then return end
-  g.version = g.version + 1
+  for _, name in ipairs(MUTABLE) do changed = changed or name ~= 'next_due_ms' and g[name] ~= g.stored[name] end
+  if changed then g.version = g.version + 1 end
   for _, name in ipairs(MUTABLE) do
     if g[name] ~= g.stored[name] then
       out[#out + 1] = name
