@@ -27,6 +27,8 @@ _SCHEMES = {
     "redis+sentinel": ("sentinel", False),
     "rediss+sentinel": ("sentinel", True),
 }
+# Of the settings that lead to the server in memory of `redis_stream_coord.testing`. Their URL alone leads nowhere.
+MEMORY_SCHEME = "in-memory"
 
 
 @attrs.frozen
@@ -90,7 +92,15 @@ class RedisSettings:
                 hint="Braces would change the Cluster slot of every key.",
             )
         check_number("timeout_seconds", self.timeout_seconds, 0.001, 3600.0, hint="These are seconds.")
-        object.__setattr__(self, "address", _parse(self.url))
+        object.__setattr__(self, "address", self._parsed())
+
+    def _parsed(self) -> Address:
+        given: object = self.url
+        if not isinstance(given, str):
+            raise ConfigError(
+                f"url={given!r} must be text", hint="What takes redis= takes RedisSettings as they are, too."
+            )
+        return _parse(given)
 
     @property
     def machine(self) -> Machine:
@@ -154,6 +164,9 @@ class RedisSettings:
         Raises:
             ConfigError: a Cluster or Sentinel client, whose addresses cannot be told from outside: pass a URL.
         """
+        in_memory = getattr(client, "stream_coord_settings", None)
+        if isinstance(in_memory, RedisSettings):
+            return attrs.evolve(in_memory, key_prefix=key_prefix)
         pool = getattr(client, "connection_pool", None)
         kwargs = getattr(pool, "connection_kwargs", None)
         if not isinstance(kwargs, dict) or not ({"host", "path"} & set(kwargs)):
@@ -201,6 +214,11 @@ def _parse(url: str) -> Address:
         parts = urlsplit(url)
     except ValueError as error:
         raise ConfigError(f"cannot understand the Redis URL: {error}") from None
+    if parts.scheme == MEMORY_SCHEME:
+        raise ConfigError(
+            "a server in memory cannot be reached by a URL",
+            hint="Pass redis=env.redis itself to whatever the test makes; attrs.evolve changes its other fields.",
+        )
     if parts.scheme not in _SCHEMES:
         raise ConfigError(
             f"cannot understand the Redis URL scheme {parts.scheme!r}",

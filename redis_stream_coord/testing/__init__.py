@@ -1,5 +1,6 @@
-"""For the tests of applications that use this library: groups in memory, on a virtual clock. See docs/testing.md.
+"""For the tests of applications that use this library: groups in memory, on a virtual clock.
 
+See docs/testing-your-consumer.md.
 Needs the extra: ``pip install 'redis-stream-coord[testing]'``.
 """
 

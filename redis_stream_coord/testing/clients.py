@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import redis
@@ -51,6 +51,15 @@ class PlainClient(_Client):
             raise redis.TimeoutError("the reply was lost")
         return answer
 
+    def scan_iter(self, match: str, count: int) -> Iterator[bytes]:
+        """Yield the keys that fit a pattern."""
+        cursor = 0
+        while True:
+            cursor, keys = self.execute_command("SCAN", cursor, "MATCH", match, "COUNT", count)
+            yield from keys
+            if not cursor:
+                return
+
     def pipeline(self, transaction: bool = False) -> PlainPipeline:
         """Return what collects commands."""
         return PlainPipeline(self)
@@ -96,6 +105,16 @@ class AsyncClient(_Client):
                 return None
             finally:
                 del blocked[connection.number]
+
+    async def scan_iter(self, match: str, count: int) -> AsyncIterator[bytes]:
+        """Yield the keys that fit a pattern."""
+        cursor = 0
+        while True:
+            cursor, keys = await self.execute_command("SCAN", cursor, "MATCH", match, "COUNT", count)
+            for key in keys:
+                yield key
+            if not cursor:
+                return
 
     def pipeline(self, transaction: bool = False) -> AsyncPipeline:
         """Return what collects commands."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
-from collections.abc import Coroutine, Mapping
+import logging
+from collections.abc import Coroutine, Iterator, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -13,13 +15,15 @@ from ..async_admin import AsyncAdmin
 from ..async_consumer import AsyncConsumer
 from ..consumer import Consumer
 from ..engine import Engine
-from ..errors import LifecycleError
-from ..keys import StreamKeys
+from ..errors import ConfigError, LifecycleError
+from ..keys import DEFAULT_PREFIX, StreamKeys
+from ..logs import logger
 from ..models import GroupView, Timings
 from ..monitor import AsyncMonitor, Monitor
 from ..settings import RedisSettings
 from ..telemetry import observed
 from .judge import Judge
+from .loop import PROCESS
 from .machine import MemorySettings, Process, World
 
 T = TypeVar("T")
@@ -29,6 +33,7 @@ _Self = TypeVar("_Self", bound="_Environment")
 # 0.1 s, the first retry at most 0.1 s.
 _QUIET_SECONDS = 0.25
 _END_ROUNDS = 100
+_TURN_SECONDS = 30.0
 
 
 class _Environment:
@@ -36,16 +41,21 @@ class _Environment:
 
     Parameters:
         seed: decides what chance decides: latencies, jitter, names of sessions. The same seed gives the same run.
+        key_prefix: that of `redis`, as in `RedisSettings`; the one under which the environment looks.
+        turn_seconds: a plain handler or callback that blocks for so many real seconds is given up, and the test fails:
+            everything else stands still meanwhile.
 
     Attributes:
-        seed: as given.
+        seed, key_prefix: as given.
         timings: of groups made with `create`.
     """
 
-    def __init__(self, *, seed: int = 0) -> None:
+    def __init__(self, *, seed: int = 0, key_prefix: str = DEFAULT_PREFIX, turn_seconds: float = _TURN_SECONDS) -> None:
         self.seed = seed
+        self.key_prefix = key_prefix
         self.timings = Timings()
-        self._world = World(seed)
+        self._world = World(seed, turn_seconds)
+        self._world.loop.progress = lambda: self._busy() or self._world.server.changes
         self._judge = Judge(self._world.server)
         self._closed = False
         self._observer = Monitor(self.redis)
@@ -55,14 +65,18 @@ class _Environment:
         """Settings to give to consumers, producers and so on. Each time it is asked for, those of a new process: what
         is made with the same settings is frozen, and crashes, together.
         """
-        return MemorySettings(process=Process(self._world))
+        self._check_open()
+        return MemorySettings(process=Process(self._world), key_prefix=self.key_prefix)
 
     @property
     def client(self) -> Any:
         """A redis-py client of the server in memory, for whatever else a test wants to look at or to break. Answers are
-        not decoded; commands that block are not for it.
+        not decoded; it cannot block. `RedisSettings.from_client` takes it.
         """
-        return self._world.server.client()
+        settings = self.redis
+        client = self._world.server.client()
+        client.stream_coord_settings = settings
+        return client
 
     @property
     def now(self) -> float:
@@ -71,21 +85,27 @@ class _Environment:
 
     def sleep(self, seconds: float) -> None:
         """In a plain handler or callback: take so long. Others go on meanwhile."""
+        self._check_open()
         self._world.wait(lambda: False, seconds)
 
     # --- trouble ------------------------------------------------------------------------------------------------------
 
     def freeze(self, consumer: Consumer | AsyncConsumer) -> None:
         """Stop a consumer's process in its tracks, as SIGSTOP does. It knows nothing of it afterwards."""
-        _process(consumer).frozen = True
+        self._process(consumer).frozen = True
 
     def thaw(self, consumer: Consumer | AsyncConsumer) -> None:
-        """Let a frozen process go on."""
-        _process(consumer).thaw()
+        """Let a frozen process go on. Raises: `LifecycleError`: it has crashed."""
+        process = self._process(consumer)
+        if process.crashed:
+            raise LifecycleError(
+                "this consumer has crashed, and nothing of it ever runs again", hint="Start a new one."
+            )
+        process.thaw()
 
     def crash(self, consumer: Consumer | AsyncConsumer) -> None:
         """End a consumer's process, as SIGKILL does: nothing is acknowledged, and nobody is told."""
-        process = _process(consumer)
+        process = self._process(consumer)
         process.frozen = process.crashed = True
 
     def _expiry_seconds(self, consumer: Consumer | AsyncConsumer) -> float:
@@ -99,7 +119,11 @@ class _Environment:
 
         Parameters:
             count: how many.
-            of: only replies to this script, such as ``publish``, ``ack`` or ``heartbeat``; ``None``: to any command.
+            of: only replies to this script, such as ``publish``, ``ack`` or ``heartbeat``, or to this plain command,
+                such as ``XADD``; ``None``: to any command.
+
+        Raises:
+            ConfigError: there is no such script, or `count` is not positive.
         """
         self._world.lose(count, of)
 
@@ -141,18 +165,20 @@ class _Environment:
 
     def entries(self, stream: str) -> Mapping[int, list[tuple[str, dict[str, bytes]]]]:
         """Return for each shard with any its entries: id and fields, those of the library among them."""
-        shards = range(self._layout_shards(stream))
+        # Also those of earlier layouts: after a scale-in they are drained, and what they hold stays.
+        shards = range(int(self._do("HGET", StreamKeys(stream, self.key_prefix).record, "top") or 0))
         return {shard: found for shard in shards if (found := self.raw(_key(stream, shard)))}
 
     def raw(self, key: str) -> list[tuple[str, dict[str, bytes]]]:
         """Return the entries of any one Redis stream, for example that of the dead letters: id and fields."""
         return [
             (entry_id.decode(), dict(zip(map(bytes.decode, flat[::2]), flat[1::2], strict=True)))
-            for entry_id, flat in self._world.server.do("XRANGE", key, "-", "+")
+            for entry_id, flat in self._do("XRANGE", key, "-", "+")
         ]
 
-    def _layout_shards(self, stream: str) -> int:
-        return int(self._world.server.do("HGET", StreamKeys(stream).record, "shards") or 0)
+    def _do(self, *command: Any) -> Any:
+        self._check_open()
+        return self._world.server.do(*command)
 
     def check(self) -> None:
         """Look whether everything is as the protocol promises: one owner for each shard, tokens that only grow, no
@@ -168,7 +194,8 @@ class _Environment:
             raise AssertionError("; ".join(found))
 
     @contextlib.contextmanager
-    def _present(self) -> Any:
+    def _present(self) -> Iterator[None]:
+        self._check_open()
         server = self._world.server
         away, server.away = server.away, False
         try:
@@ -185,20 +212,51 @@ class _Environment:
             and one.config.settings.machine.world is self._world
         ]
 
-    def _busy(self) -> bool:
-        return any(engine.handling for engine in self._engines() if not _frozen(engine))
+    def _check_open(self) -> None:
+        self._world.loop.check_usable()
+
+    def _process(self, consumer: Consumer | AsyncConsumer) -> Process:
+        self._check_open()
+        machine = consumer._config.settings.machine if isinstance(consumer, (Consumer, AsyncConsumer)) else None
+        if not isinstance(machine, Process) or machine.world is not self._world:
+            raise LifecycleError(
+                f"this {type(consumer).__name__} is not one of the environment's consumers",
+                hint="Pass redis=env.redis to it.",
+            )
+        return machine
+
+    def _busy(self) -> list[str]:
+        """Return the members in whose handlers something is."""
+        return sorted(engine.config.member for engine in self._engines() if engine.handling and not _frozen(engine))
 
     async def _settle(self, within_seconds: float) -> None:
+        self._check_waits_outside()
         server, until = self._world.server, self.now + within_seconds
-        while True:
-            before = server.changes
-            await asyncio.sleep(_QUIET_SECONDS)
-            busy = self._busy()
-            if server.changes == before and not busy:
-                return
-            if self.now > until:
-                what = "handlers are busy" if busy else "something still happens"
-                raise AssertionError(f"not idle within {within_seconds} virtual seconds: {what}")
+        happened: collections.deque[str] = collections.deque(maxlen=500)
+        server.watchers.append(watch := lambda call: happened.append(call.name))
+        try:
+            while True:
+                before = server.changes
+                await asyncio.sleep(_QUIET_SECONDS)
+                busy = self._busy()
+                if server.changes == before and not busy:
+                    return
+                if self.now > until:
+                    often = ", ".join(
+                        f"{name} {count}x" for name, count in collections.Counter(happened).most_common(4)
+                    )
+                    what = f"handlers of {', '.join(busy)} are busy" if busy else f"something still happens ({often})"
+                    raise AssertionError(f"not idle within {within_seconds} virtual seconds: {what}")
+        finally:
+            server.watchers.remove(watch)
+
+    def _check_waits_outside(self) -> None:
+        """Whoever waits for all handlers from within one waits for himself."""
+        if PROCESS.get() is not None:
+            raise LifecycleError(
+                "a handler or callback cannot wait until all is idle",
+                hint="It is busy itself. The test has to do that.",
+            )
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -231,20 +289,28 @@ class _Environment:
             self.close()
 
     def close(self) -> None:
-        """End everything: all processes, as a crash does. Not from within `AsyncEnvironment.run`."""
+        """End everything: all processes, as a crash does.
+
+        Raises:
+            LifecycleError: called from a handler, or within `AsyncEnvironment.run`.
+        """
         if self._closed:
             return
-        self._closed = True
         loop = self._world.loop
-        try:
-            loop.run(self._end_processes())
+        if loop.is_running():
+            raise LifecycleError("an environment cannot end while time passes", hint="Leave that to the test.")
+        self._closed = True
+        # What processes say that end in the midst of something is no concern of the test.
+        logger.addFilter(_nothing)
+        with contextlib.ExitStack() as end:
+            end.callback(logger.removeFilter, _nothing)
+            end.callback(self._world.server.close)
+            end.callback(loop.close)
+            end.callback(loop.end_executor)
+            end.callback(lambda: loop.run(loop.shutdown_asyncgens()))
             for process in self._world.processes:
-                process.end()
-            loop.run(loop.shutdown_asyncgens())
-            loop.end_executor()
-        finally:
-            loop.close()
-            self._world.server.close()
+                end.callback(process.end)
+            end.callback(lambda: loop.run(self._end_processes()))
 
 
 class Environment(_Environment):
@@ -257,8 +323,8 @@ class Environment(_Environment):
         admin, monitor: of the server in memory.
     """
 
-    def __init__(self, *, seed: int = 0) -> None:
-        super().__init__(seed=seed)
+    def __init__(self, *, seed: int = 0, key_prefix: str = DEFAULT_PREFIX, turn_seconds: float = _TURN_SECONDS) -> None:
+        super().__init__(seed=seed, key_prefix=key_prefix, turn_seconds=turn_seconds)
         self.admin = Admin(self.redis, requested_by="tests")
         self.monitor = Monitor(self.redis)
 
@@ -278,7 +344,7 @@ class Environment(_Environment):
 
     def advance(self, seconds: float) -> None:
         """Let so many virtual seconds pass."""
-        self._world.loop.run(asyncio.sleep(seconds))
+        self._world.loop.run(asyncio.sleep(_forward(seconds)))
 
     def expire(self, consumer: Consumer) -> None:
         """Freeze a consumer for as long as it takes until its lease has run out and another live member has noticed."""
@@ -295,19 +361,14 @@ class AsyncEnvironment(_Environment):
         admin, monitor: of the server in memory.
     """
 
-    def __init__(self, *, seed: int = 0) -> None:
-        super().__init__(seed=seed)
+    def __init__(self, *, seed: int = 0, key_prefix: str = DEFAULT_PREFIX, turn_seconds: float = _TURN_SECONDS) -> None:
+        super().__init__(seed=seed, key_prefix=key_prefix, turn_seconds=turn_seconds)
         self.admin = AsyncAdmin(self.redis, requested_by="tests")
         self.monitor = AsyncMonitor(self.redis)
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Run the coroutine of a test on the virtual clock, and return its result."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return self._world.loop.run(main)
-        main.close()
-        raise LifecycleError("another event loop is running", hint="Call run() from a plain test function.")
+        return self._world.loop.run(main)
 
     async def create(self, stream: str, *, group: str, shards: int | None = None, **options: Any) -> GroupView:
         """Create a group with the timings of the environment; `options`: see `Admin.create`."""
@@ -320,7 +381,7 @@ class AsyncEnvironment(_Environment):
 
     async def advance(self, seconds: float) -> None:
         """Let so many virtual seconds pass."""
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(_forward(seconds))
 
     async def expire(self, consumer: AsyncConsumer) -> None:
         """Freeze a consumer until its lease has run out; see `Environment.expire`."""
@@ -328,11 +389,14 @@ class AsyncEnvironment(_Environment):
         await self.advance(self._expiry_seconds(consumer))
 
 
-def _process(consumer: Consumer | AsyncConsumer) -> Process:
-    machine = consumer._config.settings.machine
-    if not isinstance(machine, Process):
-        raise LifecycleError("this consumer is not one of the environment", hint="Pass redis=env.redis to it.")
-    return machine
+def _forward(seconds: float) -> float:
+    if seconds < 0:
+        raise ConfigError(f"seconds={seconds} must not be negative: time goes forward only")
+    return seconds
+
+
+def _nothing(_: logging.LogRecord) -> bool:
+    return False
 
 
 def _frozen(engine: Engine) -> bool:

@@ -15,11 +15,12 @@ from typing import Any, TypeVar
 import attrs
 import redis
 
-from ..errors import LifecycleError
+from ..errors import ConfigError, LifecycleError
 from ..machine import Machine
-from ..settings import RedisSettings
+from ..scripts import catalogue
+from ..settings import MEMORY_SCHEME, Address, RedisSettings
 from .clients import AsyncClient, PlainClient
-from .loop import PROCESS, VirtualLoop
+from .loop import PROCESS, Step, VirtualLoop
 from .server import MemoryServer
 from .strands import Strand, Strands
 
@@ -33,12 +34,14 @@ class World:
 
     Parameters:
         seed: decides what chance decides: latencies, jitter, names of sessions.
+        turn_seconds: most real seconds that a plain handler may keep its turn.
 
     Attributes:
         processes: all that were ever made.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, turn_seconds: float) -> None:
+        self.turn_seconds = turn_seconds
         self.random = random.Random(seed)  # noqa: S311 - has to be the same each time
         self.loop = VirtualLoop()
         self.server = MemoryServer(self.loop.time)
@@ -51,7 +54,18 @@ class World:
         return self.random.uniform(*_LATENCY_SECONDS)
 
     def lose(self, count: int, of: str | None) -> None:
-        """Lose the next replies. Parameters: of: only to this script; ``None``: to any command."""
+        """Lose the next replies. Parameters: of: only to this script or plain command; ``None``: to any.
+
+        Raises:
+            ConfigError: there is no such script, or no reply to lose.
+        """
+        if count < 1:
+            raise ConfigError(f"count={count} must be positive")
+        if of is not None and not of.isupper() and of not in catalogue():
+            raise ConfigError(
+                f"of={of!r} is not the name of a script",
+                hint=f"One of {', '.join(sorted(catalogue()))}; or of a plain command in capitals, such as 'XADD'.",
+            )
         self._to_lose += [of] * count
 
     def loses(self, command: Sequence[Any]) -> bool:
@@ -72,12 +86,12 @@ class World:
     def wait(self, ready: Callable[[], bool], timeout_seconds: float | None) -> None:
         """From plain code: let everything go on until something holds, or for that long."""
         strand = Strand.current()
-        if strand is not None:
+        if strand is not None and strand.loop is self.loop:
             strand.park(ready, timeout_seconds)
         elif self.loop.is_running():
             raise LifecycleError(
                 "plain code cannot wait on the event loop",
-                hint="Await the Async* twin, or call this from a plain handler.",
+                hint="Await the Async* twin, or call this from a plain handler, in its own thread.",
             )
         else:
             self.loop.run(self.loop.until(ready, timeout_seconds))
@@ -100,7 +114,7 @@ class Process(Machine):
         self.crashed = False
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self._strands: list[Strands] = []
-        self._held_back: list[tuple[Callable[..., Any], Sequence[Any], contextvars.Context | None]] = []
+        self._held_back: list[Step] = []
         self._context = contextvars.copy_context()
         self._context.run(PROCESS.set, self)
         world.processes.append(self)
@@ -129,6 +143,7 @@ class Process(Machine):
         return self._context.copy().run(self.world.loop.create_task, coroutine)
 
     def acquire(self) -> asyncio.AbstractEventLoop:
+        self.world.loop.check_usable()
         return self.world.loop
 
     def release(self) -> Any:
@@ -143,11 +158,16 @@ class Process(Machine):
         self, wait: Callable[[float | None], T], ready: Callable[[], bool], timeout_seconds: float | None = None
     ) -> T:
         if not ready():
+            if self.frozen and timeout_seconds is None:
+                raise LifecycleError(
+                    f"nothing will ever happen: this consumer {'has crashed' if self.crashed else 'is frozen'}",
+                    hint="Thaw it first." if not self.crashed else "The end of the environment tidies it up.",
+                )
             self.world.wait(ready, timeout_seconds)
         return wait(0)
 
     def threads(self, limit: int, name: str) -> Any:
-        self._strands.append(Strands(self.world.loop, limit, name))
+        self._strands.append(Strands(self.world.loop, limit, name, self.world.turn_seconds))
         return self._strands[-1]
 
     def repeat(self, function: Callable[[], None], every_seconds: float, name: str) -> Any:
@@ -162,19 +182,19 @@ class Process(Machine):
 
     # --- what can happen to it ----------------------------------------------------------------------------------------
 
-    def step(self, callback: Callable[..., Any], arguments: Sequence[Any], context: contextvars.Context | None) -> None:
+    def step(self, step: Step) -> None:
         """Run a callback, or hold it back while the process is frozen."""
         if self.frozen:
-            self._held_back.append((callback, arguments, context))
+            self._held_back.append(step)
         else:
-            callback(*arguments)
+            step.run()
 
     def thaw(self) -> None:
-        """Let it run again: first what came meanwhile."""
+        """Let it run again: first what came meanwhile. Also one that has crashed, so that it can end."""
         self.frozen = False
         held_back, self._held_back = self._held_back, []
-        for callback, arguments, context in held_back:
-            self.world.loop.call_soon(callback, *arguments, context=context)
+        for step in held_back:
+            self.world.loop.call_again(self, step)
 
     def check_connected(self) -> None:
         """Raise `redis.ConnectionError` if nothing may reach the server any more."""
@@ -205,8 +225,11 @@ def _no_retry(*_: Any) -> None:
 class MemorySettings(RedisSettings):
     """Settings that lead to the server in memory, for the consumers and connections of one process."""
 
-    url: str = "redis://in-memory"
+    url: str = attrs.field(default=f"{MEMORY_SCHEME}://", init=False)
     process: Process = attrs.field(repr=False)
+
+    def _parsed(self) -> Address:
+        return Address("standalone", (("in-memory", 0),), "", "", 0, False, None, None)
 
     @property
     def machine(self) -> Machine:

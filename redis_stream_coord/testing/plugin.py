@@ -1,13 +1,13 @@
 """Fixtures for pytest, found by entry point. Nothing of the extra ``testing`` is imported before a test asks for it.
 
-Coroutine tests that take `async_coord_env` run on its event loop; no other plugin is needed for them.
+Coroutine tests that take `async_coord_env` run on its event loop, whatever other plugins there are.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -23,59 +23,72 @@ URL_VARIABLE = "REDIS_STREAM_COORD_TEST_URL"
 
 
 def _seed() -> int:
-    return int(os.environ.get(SEED_VARIABLE, "0"))
-
-
-def _failed(request: pytest.FixtureRequest) -> bool:
-    return bool(request.node.stash.get(_failed_key, False))
+    given = os.environ.get(SEED_VARIABLE, "0")
+    if not given.isdigit():
+        raise pytest.UsageError(f"{SEED_VARIABLE}={given!r} is not a number")
+    return int(given)
 
 
 _failed_key = pytest.StashKey[bool]()
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    report = yield
-    if call.when == "call":
-        item.stash[_failed_key] = report.failed
-    return report
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Any:
+    # Not by the report: there is none after KeyboardInterrupt, and an expected failure does not say that it failed.
+    item.stash[_failed_key] = True
+    result = yield
+    item.stash[_failed_key] = False
+    return result
 
 
 def _lend(env: _Env, request: pytest.FixtureRequest) -> Iterator[_Env]:
     """Check it after a test that did not fail, and end it."""
     try:
         yield env
-        if not _failed(request):
+        if not request.node.stash.get(_failed_key, True):
             env.check()
     finally:
         env.close()
 
 
 @pytest.fixture
-def coord_env(request: pytest.FixtureRequest) -> Iterator[Environment]:
-    """Groups in memory on a virtual clock, for plain code; checked and ended after the test."""
-    from . import Environment
-
-    yield from _lend(Environment(seed=_seed()), request)
+def coord_env_options() -> Mapping[str, Any]:
+    """What `Environment` is made with, such as ``{"key_prefix": "shop"}``. For a project's own ``conftest.py``."""
+    return {}
 
 
 @pytest.fixture
-def async_coord_env(request: pytest.FixtureRequest) -> Iterator[AsyncEnvironment]:
+def coord_env(request: pytest.FixtureRequest, coord_env_options: Mapping[str, Any]) -> Iterator[Environment]:
+    """Groups in memory on a virtual clock, for plain code; checked and ended after the test."""
+    from . import Environment
+
+    yield from _lend(Environment(**{"seed": _seed(), **coord_env_options}), request)
+
+
+@pytest.fixture
+def async_coord_env(request: pytest.FixtureRequest, coord_env_options: Mapping[str, Any]) -> Iterator[AsyncEnvironment]:
     """Groups in memory on a virtual clock, for coroutines; checked and ended after the test."""
     from . import AsyncEnvironment
 
-    yield from _lend(AsyncEnvironment(seed=_seed()), request)
+    yield from _lend(AsyncEnvironment(**{"seed": _seed(), **coord_env_options}), request)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    if "async_coord_env" not in pyfuncitem.fixturenames or not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    given = pyfuncitem.funcargs
-    names = pyfuncitem._fixtureinfo.argnames
-    env: Any = given["async_coord_env"]
-    env.run(pyfuncitem.obj(**{name: given[name] for name in names}))
-    return True
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
+    """Put a plain function in the place of a coroutine test. As a wrapper, so that no other plugin runs it first."""
+    # pytest-asyncio has put a plain one of its own there by now, which names what it wraps.
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        test = getattr(test, "__wrapped__", test)
+    if "async_coord_env" not in pyfuncitem.fixturenames or not inspect.iscoroutinefunction(test):
+        return (yield)
+    env: Any = pyfuncitem.funcargs["async_coord_env"]
+    replaced = pyfuncitem.obj
+    pyfuncitem.obj = lambda **given: env.run(test(**given))
+    try:
+        return (yield)
+    finally:
+        pyfuncitem.obj = replaced
 
 
 @pytest.fixture(scope="session")

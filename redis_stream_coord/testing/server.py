@@ -17,11 +17,13 @@ from typing import Any
 import attrs
 import redis
 
+from ..acl import scripts_of
 from ..errors import ConfigError
 from ..scripts import Script, catalogue
 
 try:
     import fakeredis
+    from fakeredis._helpers import SimpleError
     from fakeredis.commands_mixins.scripting_mixin import ScriptingCommandsMixin
 except ImportError as _error:  # pragma: no cover - the extra is there in our own tests
     raise ConfigError(
@@ -32,10 +34,9 @@ except ImportError as _error:  # pragma: no cover - the extra is there in our ow
 # What the server's clock shows when the virtual one shows 0.
 EPOCH_SECONDS = 1_700_000_000
 
-# Scripts and commands that may change nothing, and mostly do not.
-_QUIET = frozenset(
-    {"CLIENT", "XREAD", "XINFO", "TIME", "PING", "describe", "heard", "heartbeat", "layout", "read", "SMEMBERS", "trim"}
-)
+# Scripts and commands that change nothing.
+_QUIET = scripts_of("READ") | {"CLIENT", "XREAD", "XINFO", "TIME", "PING", "SCAN", "SMEMBERS", "heard"}
+_READ_HEADER = 8  # what stands before the entries in the answer of a read
 
 _of_thread = threading.local()
 
@@ -105,23 +106,36 @@ def _prepare_fakeredis() -> None:
     ScriptingCommandsMixin._lua_redis_pcall = _pcall  # type: ignore[assignment]
 
 
-class _Client(fakeredis.FakeRedis):
-    """A client whose commands are carried out at the time of its server.
+class _Connection(fakeredis.FakeRedisConnection):
+    """Has its commands carried out at the time of its server. Derived from for each server.
 
-    Parameters:
-        clock: server time in seconds.
-        options: as fakeredis takes them.
+    Attributes:
+        server_time: server time in seconds.
     """
 
-    def __init__(self, clock: Callable[[], float], **options: Any) -> None:
-        self._server_time = clock
-        with _virtual(clock):  # the connection remembers when it was made
-            super().__init__(single_connection_client=True, **options)
+    server_time: Callable[[], float]
 
-    def execute_command(self, *command: Any, **options: Any) -> Any:
-        send: Any = super().execute_command
-        with _virtual(self._server_time):
-            return send(*command, **options)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        with _virtual(self.server_time):  # it remembers when it was made
+            super().__init__(*arguments, **options)
+
+    def _connect(self) -> Any:
+        socket: Any = super()._connect()
+        socket._blocking = _refuse_to_block
+        return socket
+
+    def send_packed_command(self, *arguments: Any, **options: Any) -> Any:
+        send: Any = super().send_packed_command
+        with _virtual(self.server_time):
+            return send(*arguments, **options)
+
+
+def _refuse_to_block(_timeout: Any, look: Callable[[bool], Any], *_: Any, **options: Any) -> Any:
+    """In place of a wait in real time, in which nothing could come: everything else stands still meanwhile."""
+    found, shape = look(True), options.get("shape")
+    if found is None:
+        raise SimpleError("ERR there is nothing yet, and env.client cannot block: ask again after env.advance()")
+    return found if shape is None else shape(found)
 
 
 @contextlib.contextmanager
@@ -171,6 +185,8 @@ class MemoryServer:
         self._clock = clock
         self._fake = fakeredis.FakeServer(version=version)
         self._clients: list[Any] = []
+        self._connection = self._kind_of_connection("Connection")
+        self._telling = self._kind_of_connection("TellingConnection", self.touched)
         self._scripts = {script.sha: script for script in catalogue().values()}
         self._versions: dict[str, Any] = {}
         self.away = False
@@ -194,16 +210,33 @@ class MemoryServer:
 
     def connect(self, db: int = 0, *, raw: bool = False) -> Connection:
         """Return a new connection. `raw`: with answers as the server gives them, not as redis-py shows them."""
-        client = self.client(db)
+        client = self._client(db, self._connection)
         if raw:
             client.response_callbacks.clear()
         return Connection(self, client)
 
     def client(self, db: int = 0) -> Any:
-        """Return a client as redis-py has them, over a connection of its own. It cannot block and is not watched."""
-        client = _Client(self.now, server=self._fake, db=db, protocol=2)
+        """Return a client as redis-py has them, over connections of its own. It cannot block, and watchers are not told
+        of it; but whoever waits for entries sees what it brings.
+        """
+        return self._client(db, self._telling)
+
+    def _client(self, db: int, connection_class: Any) -> Any:
+        client = fakeredis.FakeRedis(
+            server=self._fake, db=db, protocol=2, single_connection_client=True, connection_class=connection_class
+        )
         self._clients.append(client)
         return client
+
+    def _kind_of_connection(self, name: str, afterwards: Callable[[], None] | None = None) -> Any:
+        """Return a class of connections to this server. Parameters: afterwards: called after each command."""
+
+        def send(connection: Any, *arguments: Any, **options: Any) -> None:
+            _Connection.send_packed_command(connection, *arguments, **options)
+            if afterwards is not None:
+                afterwards()
+
+        return type(name, (_Connection,), {"server_time": staticmethod(self.now), "send_packed_command": send})
 
     def do(self, *command: Any) -> Any:
         """Carry out a plain command for whoever looks from outside; also while it is away. Returns the raw answer."""
@@ -217,8 +250,16 @@ class MemoryServer:
         for watcher in self.watchers:
             watcher(call)
         if self.blocked and call.name not in ("CLIENT", "XREAD"):
-            for wake in list(self.blocked.values()):
-                wake(False)
+            self._wake()
+
+    def touched(self) -> None:
+        """Somebody from outside may have changed something."""
+        self.changes += 1
+        self._wake()
+
+    def _wake(self) -> None:
+        for wake in list(self.blocked.values()):
+            wake(False)
 
     def _script(self, command: Sequence[Any]) -> Script | None:
         word = _text(command[0]).upper()
@@ -248,7 +289,7 @@ class MemoryServer:
 
     def _is_change(self, call: Call) -> bool:
         if call.name == "read":
-            return isinstance(call.answer, list) and len(call.answer) > 6
+            return isinstance(call.answer, list) and (len(call.answer) > _READ_HEADER or any(call.answer[4:6]))
         if call.name == "trim":
             return isinstance(call.answer, list) and call.answer[1:2] != [0]
         if call.name == "heartbeat":
@@ -262,8 +303,7 @@ class MemoryServer:
     def leave(self) -> None:
         """Refuse connections, and end those that wait, until `come_back`. What is stored stays."""
         self.away = True
-        for wake in list(self.blocked.values()):
-            wake(False)
+        self._wake()
 
     def come_back(self) -> None:
         """Accept connections again."""
