@@ -204,7 +204,14 @@ class Consumer:
             self.request_stop()
 
     def start(self) -> None:
-        """Begin to consume in the background. Raises: `LifecycleError` if it was started before."""
+        """Begin to consume in the background, in threads that do not keep the process alive.
+
+        Call `stop` before the process ends, or use ``with``: otherwise handlers are cut off, and the group waits for the
+        lease of a member that is gone.
+
+        Raises:
+            LifecycleError: it was started before.
+        """
         if self._started:
             raise misuse(self._config, "a consumer can be started only once", "Make a new one.")
         check_process(self._pid)

@@ -91,7 +91,7 @@ class RedisSettings:
                 f"key_prefix={self.key_prefix!r} cannot be used",
                 hint="Braces would change the Cluster slot of every key.",
             )
-        check_number("timeout_seconds", self.timeout_seconds, 0.001, 3600.0, hint="These are seconds.")
+        check_number("timeout_seconds", self.timeout_seconds, 0.001, 86_400.0, hint="These are seconds.")
         object.__setattr__(self, "address", self._parsed())
 
     def _parsed(self) -> Address:
