@@ -39,21 +39,18 @@ from .errors import (
     UnsupportedSchemaError,
     WaitTimeoutError,
 )
+from .group_view import GroupView, MemberView, RoundView, ShardView
 from .models import (
     GroupDrain,
-    GroupView,
     Health,
     Layout,
-    MemberView,
     Message,
     Outgoing,
     Quiesced,
     Receipt,
     Resharding,
-    RoundView,
     Route,
     ScalePlan,
-    ShardView,
     Timings,
     Waiting,
 )

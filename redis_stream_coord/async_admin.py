@@ -9,7 +9,8 @@ from types import TracebackType
 from . import applying, routing
 from .backups import Backup
 from .desired import Change, Desired, Plan
-from .models import GroupView, Resharding, ScalePlan, Timings
+from .group_view import GroupView
+from .models import Resharding, ScalePlan, Timings
 from .repairs import Part, Repairs
 from .runner import AsyncRunner
 from .sagas import Retention, Start

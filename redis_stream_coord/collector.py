@@ -9,7 +9,7 @@ from types import TracebackType
 
 from . import telemetry
 from .errors import ConfigError, CoordError, RedisUnavailableError
-from .models import GroupView
+from .group_view import GroupView
 from .monitor import Monitor
 from .reads import assess
 from .settings import RedisSettings

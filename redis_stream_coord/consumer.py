@@ -206,8 +206,8 @@ class Consumer:
     def start(self) -> None:
         """Begin to consume in the background, in threads that do not keep the process alive.
 
-        Call `stop` before the process ends, or use ``with``: otherwise handlers are cut off, and the group waits for the
-        lease of a member that is gone.
+        Call `stop` before the process ends, or use ``with``: otherwise handlers are cut off, and the group waits for
+        the lease of a member that is gone.
 
         Raises:
             LifecycleError: it was started before.

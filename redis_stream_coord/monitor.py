@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from . import commands, reshard
-from .models import GroupView, MemberView, Resharding
+from .group_view import GroupView, MemberView
+from .models import Resharding
 from .reads import Reads
 from .runner import AsyncRunner, SyncRunner
 from .settings import RedisSettings

@@ -11,8 +11,9 @@ import attrs
 from . import commands, removed, reshard, triage
 from .commands import Command, Saga, StreamView, Together
 from .errors import ConfigError, CoordError, NotFoundError, RedisUnavailableError
+from .group_view import GroupView
 from .keys import GroupKeys, StreamKeys
-from .models import GroupView, Layout
+from .models import Layout
 from .settings import RedisSettings
 from .triage import Finding
 from .views import (

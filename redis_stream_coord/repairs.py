@@ -10,8 +10,9 @@ from . import commands, verification
 from .backups import Backup, GroupBackup, StreamBackup
 from .commands import Saga, Scan, StreamView
 from .errors import ConfigError, MetadataError, NotFoundError, refused
+from .group_view import GroupView
 from .keys import GroupKeys, StreamKeys
-from .models import GroupView, Timings
+from .models import Timings
 from .scaling import Scaling
 from .verification import Discrepancy
 

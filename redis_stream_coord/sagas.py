@@ -13,8 +13,9 @@ from . import commands, reshard, routing
 from .commands import Command, Pause, Saga, StreamView
 from .errors import AlreadyExistsError, ConfigError, CoordError, NotFoundError, refused
 from .governance import Governance, Request
+from .group_view import GroupView
 from .keys import GroupKeys, StreamKeys
-from .models import GroupView, Layout, Timings
+from .models import Layout, Timings
 
 Start = Literal["oldest", "new"]
 Retention = Literal["all", "consumed"] | int

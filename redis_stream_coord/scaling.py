@@ -8,8 +8,9 @@ from math import lcm
 from . import commands, removed, reshard, routing, standing, telemetry
 from .commands import Barrier, Evidence, Saga, StreamView
 from .errors import ConfigError, CoordError, NotFoundError, WaitTimeoutError, refused
+from .group_view import GroupView
 from .keys import GroupKeys, StreamKeys
-from .models import GroupDrain, GroupView, Resharding, ScalePlan
+from .models import GroupDrain, Resharding, ScalePlan
 from .sagas import Sagas
 from .views import Trimmed
 

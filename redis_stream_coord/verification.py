@@ -17,8 +17,8 @@ from .errors import (
     UnsupportedProtocolError,
     UnsupportedSchemaError,
 )
+from .group_view import GroupView
 from .keys import GroupKeys, StreamKeys
-from .models import GroupView
 
 # Where the page "Backup and repair" says what to do.
 _SECTIONS: Mapping[type[CoordError], str] = {

@@ -7,7 +7,8 @@ from typing import Literal
 
 import attrs
 
-from .models import GroupView, Layout, MemberView, ShardView, Waiting
+from .group_view import GroupView, MemberView, ShardView
+from .models import Layout, Waiting
 
 Status = Literal["OK", "EMPTY", "DEGRADED", "UNAVAILABLE"]
 

@@ -10,7 +10,7 @@ import click
 from rich.console import RenderableType
 from rich.text import Text
 
-from ..models import GroupView, MemberView
+from ..group_view import GroupView, MemberView
 from ..views import (
     AssignmentView,
     AuditEntry,

@@ -7,8 +7,9 @@ from typing import Any
 
 from .. import keys as redis_keys
 from ..errors import CoordError, CorruptMetadataError
+from ..group_view import GroupView, MemberView, RoundView, ShardView
 from ..keys import GroupKeys, StreamKeys
-from ..models import GroupView, MemberView, RoundView, ShardView, Timings
+from ..models import Timings
 from .base import PROTOCOL, Command, call, flat, parse_held, parse_set, text, timings_of
 
 

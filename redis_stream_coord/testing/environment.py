@@ -16,9 +16,10 @@ from ..async_consumer import AsyncConsumer
 from ..consumer import Consumer
 from ..engine import Engine
 from ..errors import ConfigError, LifecycleError
+from ..group_view import GroupView
 from ..keys import DEFAULT_PREFIX, StreamKeys
 from ..logs import logger
-from ..models import GroupView, Timings
+from ..models import Timings
 from ..monitor import AsyncMonitor, Monitor
 from ..settings import RedisSettings
 from ..telemetry import observed

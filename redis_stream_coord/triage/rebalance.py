@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
-from ..models import GroupView, MemberView, ShardView
+from ..group_view import GroupView, MemberView, ShardView
 from ..views import EventEntry, ShardReading, ShardStatus, member_state
 from .finding import Finding, finding, listed, seconds, walk
 

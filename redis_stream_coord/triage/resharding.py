@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from ..models import GroupView, Resharding, Waiting
+from ..group_view import GroupView
+from ..models import Resharding, Waiting
 from ..views import AssignmentView, RouteView, RoutingView, ShardStatus
 from .finding import Finding, finding, listed, seconds, walk
 

@@ -11,8 +11,9 @@ import redis
 
 from redis_stream_coord import commands
 from redis_stream_coord.commands import Command
+from redis_stream_coord.group_view import GroupView
 from redis_stream_coord.keys import GroupKeys
-from redis_stream_coord.models import GroupView, Timings
+from redis_stream_coord.models import Timings
 from redis_stream_coord.testing.server import EPOCH_SECONDS, MemoryServer
 from redis_stream_coord.translation import translate
 

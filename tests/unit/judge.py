@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from redis_stream_coord import commands
 from redis_stream_coord.commands import Fence, HeartbeatReply, HeartbeatRequest
 from redis_stream_coord.errors import CoordError, FencedError
-from redis_stream_coord.models import GroupView, Held, MemberView, ShardView
+from redis_stream_coord.group_view import GroupView, MemberView, ShardView
+from redis_stream_coord.models import Held
 from redis_stream_coord.session import Session
 from tests.unit.fake import FakeGroup
 

@@ -8,7 +8,8 @@ import attrs
 import pytest
 
 from redis_stream_coord.errors import ConfigError, FencedError
-from redis_stream_coord.models import GroupView, Held, MemberView, Message, ShardView, Timings
+from redis_stream_coord.group_view import GroupView, MemberView, ShardView
+from redis_stream_coord.models import Held, Message, Timings
 
 # --- timings --------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,8 @@ import attrs
 
 from redis_stream_coord.commands import Fence, HeartbeatReply, HeartbeatRequest
 from redis_stream_coord.errors import CoordError, FencedError, RedisUnavailableError
-from redis_stream_coord.models import GroupView, Held
+from redis_stream_coord.group_view import GroupView
+from redis_stream_coord.models import Held
 from redis_stream_coord.session import Action, Claim, Drain, Session, ShardState
 from tests.unit.fake import FakeGroup
 from tests.unit.judge import Judge

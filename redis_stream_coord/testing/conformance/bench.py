@@ -12,8 +12,9 @@ from ...admin import Admin
 from ...commands import Command, Fence, HeartbeatReply, HeartbeatRequest, heartbeat
 from ...consumer import Consumer
 from ...errors import CoordError, RedisUnavailableError
+from ...group_view import GroupView
 from ...keys import GroupKeys, StreamKeys, index
-from ...models import GroupView, Held, Message, Timings
+from ...models import Held, Message, Timings
 from ...monitor import Monitor
 from ...producer import Producer
 from ...runner import SyncRunner
