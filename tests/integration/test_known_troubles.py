@@ -282,7 +282,6 @@ def test_who_has_nothing_to_do_asks_for_little(bench: Bench, crew: Crew) -> None
     a = crew.start("a", redis=RedisSettings(bench.url, timeout_seconds=0.3))  # one wait for entries lasts longer
     a.finishes(*(entry_id for shard in range(4) for entry_id in bench.fill(shard)))
     eventually(lambda: not any(bench.pending(shard) for shard in range(4)), what="the acknowledgements")
-    bench.producer.close()
     time.sleep(0.2)  # the waits for entries have begun anew
     before = _activity(bench)
     time.sleep(1.5)

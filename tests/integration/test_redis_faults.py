@@ -23,6 +23,7 @@ from redis_stream_coord import (
     RedisSettings,
     RedisUnavailableError,
     Timings,
+    clients,
 )
 from redis_stream_coord.commands import append_to
 from redis_stream_coord.machine import MACHINE
@@ -398,6 +399,36 @@ def test_nothing_is_left_of_the_connections_to_sentinel(stream: str) -> None:
             assert asked()
         bench.close()
         eventually(lambda: not asked(), what="no connection to Sentinel left")
+
+
+@on_redis7
+def test_connection_to_a_primary_that_was_demoted_is_given_up(
+    own: tuple[Server, Bench, Crew], bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on answering. The next connection is made to the new primary, as Sentinel would name it."""
+    server, demoted, _ = own
+    demoted.redis.execute_command("REPLICAOF", "127.0.0.1", "1")
+    made: list[str] = []
+    original = clients.make
+
+    def make(settings: RedisSettings, kinds: object, timeout_seconds: float) -> object:
+        made.append(server.url if not made else bench.url)
+        return original(RedisSettings(made[-1]), kinds, timeout_seconds)
+
+    monkeypatch.setattr(clients, "make", make)
+    key = bench.stream_key(0)
+
+    async def main() -> None:
+        for together in (False, True):
+            made.clear()
+            runner = AsyncRunner(RedisSettings(server.url), together=together)
+            with pytest.raises(RedisUnavailableError, match="ReadOnlyError"):
+                await runner.run(append_to(key, ["n", "1"]))
+            await runner.run(append_to(key, ["n", "2"]))
+            await runner.close()
+
+    asyncio.run(main())
+    assert bench.redis.xlen(key) == 2
 
 
 # --- what cannot go well --------------------------------------------------------------------------------------------
