@@ -638,48 +638,6 @@ def test_consumer_of_another_server_is_not_taken() -> None:
         env.freeze(stranger)
 
 
-@pytest.mark.parametrize("within_seconds", [0.1, 0.3, 0.7, 1.1])
-def test_batch_that_is_not_full_waits_no_longer_than_it_says(coord_env: Environment, within_seconds: float) -> None:
-    """Sums of floats leave a rest; waiting for that has to end, too."""
-    coord_env.create(STREAM, group=GROUP, shards=1)
-    sizes: list[int] = []
-    batch = Batch(lambda messages: sizes.append(len(messages)), within_seconds=within_seconds)
-    Consumer(STREAM, group=GROUP, redis=coord_env.redis, handler=batch).start()
-    coord_env.settle()
-    fill(coord_env, 3)
-    coord_env.advance(within_seconds / 2)
-    assert sizes == []
-    coord_env.advance(within_seconds / 2 + 0.01)
-    assert sizes == [3]
-
-
-def test_batch_fills_up_while_it_waits(coord_env: Environment) -> None:
-    """What is read ahead does not keep more from coming as long as the batch is not full."""
-    coord_env.create(STREAM, group=GROUP, shards=1)
-    sizes: list[int] = []
-    batch = Batch(lambda messages: sizes.append(len(messages)), max_size=100, within_seconds=60)
-    Consumer(STREAM, group=GROUP, redis=coord_env.redis, handler=batch, prefetch=100).start()
-    coord_env.settle()
-    for _ in range(4):
-        assert sizes == []
-        fill(coord_env, 25)
-        coord_env.advance(1)
-    assert sizes == [100]
-
-
-def test_batch_of_large_entries_does_not_wait_for_what_is_not_read(coord_env: Environment) -> None:
-    coord_env.create(STREAM, group=GROUP, shards=1)
-    sizes: list[int] = []
-    batch = Batch(lambda messages: sizes.append(len(messages)), within_seconds=60)
-    Consumer(STREAM, group=GROUP, redis=coord_env.redis, handler=batch, prefetch_bytes=1000).start()
-    coord_env.settle()
-    with Producer(STREAM, redis=coord_env.redis) as producer:
-        producer.publish_many(Outgoing(fields={"n": "x" * 400}, key="k") for n in range(6))
-    coord_env.advance(1)
-    assert sum(sizes) == 6
-    assert all(size >= 2 for size in sizes[:-1])
-
-
 def test_loop_goes_on_while_a_rebalance_waits_for_it(coord_env: Environment) -> None:
     """Elsewhere asking for the next message with a rebalance under way waited for itself."""
     coord_env.create(STREAM, group=GROUP, shards=4)

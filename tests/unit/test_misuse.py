@@ -200,32 +200,3 @@ def test_callback_that_hides_a_coroutine_is_said(coord_env: Environment, caplog:
     consumer.start()
     with caplog.at_level(logging.CRITICAL), pytest.raises(ConfigError, match="callback of a Consumer returned a corou"):
         consumer.wait(60)
-
-
-# --- poison that is found in a batch --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("after_deliveries", [1, 2, 3])
-def test_one_bad_entry_does_not_take_its_batch_along(
-    coord_env: Environment, after_deliveries: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    """However few deliveries are enough: after a failed batch each entry is tried alone."""
-    coord_env.create(STREAM, group=GROUP, shards=1)
-    handled: list[str] = []
-
-    def handle(messages: list[Message]) -> None:
-        if any(message.text("n") == "1" for message in messages):
-            raise ValueError("on purpose")
-        handled.extend(message.text("n") for message in messages)
-
-    dead: list[str] = []
-    poison = Poison(lambda message: dead.append(message.text("n")), after_deliveries=after_deliveries)
-    consumer = Consumer(STREAM, group=GROUP, redis=coord_env.redis, handler=Batch(handle), poison=poison)
-    consumer.start()
-    with Producer(STREAM, redis=coord_env.redis) as producer:
-        for n in range(3):
-            producer.publish({"n": str(n)}, key="k")
-    with caplog.at_level(logging.CRITICAL):
-        coord_env.advance(10)
-    assert (handled, dead) == (["0", "2"], ["1"])
-    assert coord_env.pending(STREAM, group=GROUP) == {}
