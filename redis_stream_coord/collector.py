@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterable, Iterator
 from types import TracebackType
 
 from . import telemetry
-from .errors import ConfigError, CoordError, RedisUnavailableError
+from .checks import check_number
+from .errors import CoordError, LifecycleError, RedisUnavailableError
 from .group_view import GroupView
 from .monitor import Monitor
 from .reads import assess
@@ -41,8 +42,7 @@ class Collector:
         interval_seconds: float = 15.0,
         groups: Collection[tuple[str, str]] | None = None,
     ) -> None:
-        if interval_seconds <= 0:
-            raise ConfigError(f"interval_seconds={interval_seconds} must be positive")
+        check_number("interval_seconds", interval_seconds, 0.001, 86_400.0)
         self._monitor = Monitor(redis)
         self._interval_seconds = interval_seconds
         self._groups = None if groups is None else sorted(groups)
@@ -52,7 +52,9 @@ class Collector:
         self._thread = threading.Thread(target=self._run, name="redis-stream-coord-collector", daemon=True)
 
     def start(self) -> None:
-        """Begin to read and to report."""
+        """Begin to read and to report. Raises: `LifecycleError` if it was started or closed before."""
+        if self._stopping.is_set() or self._thread.is_alive():
+            raise LifecycleError("a collector can be started only once", hint="Make a new one.")
         telemetry.observe(self)
         self._thread.start()
 

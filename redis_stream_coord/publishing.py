@@ -18,6 +18,7 @@ from opentelemetry import propagate
 
 from . import commands, routing, telemetry
 from .attempts import Attempts, Course, Place
+from .checks import check_number
 from .commands import EVENT_ID_WINDOW_COUNT, EVENT_ID_WINDOW_SECONDS, Command, Pause, Published, Saga
 from .errors import (
     ConfigError,
@@ -101,8 +102,7 @@ class Publishing:
         lease_seconds: float,
         lock: AbstractContextManager[object],
     ) -> None:
-        if lease_seconds <= 0:
-            raise ConfigError(f"lease_seconds={lease_seconds} must be positive")
+        check_number("lease_seconds", lease_seconds, 0.001)
         self.keys = StreamKeys(stream, settings.key_prefix)
         self.clock = settings.machine.clock
         window_seconds = EVENT_ID_WINDOW_SECONDS if fenced else 0.0

@@ -11,6 +11,7 @@ from redis_stream_coord import (
     AsyncMonitor,
     Collector,
     ConfigError,
+    LifecycleError,
     Monitor,
     NotFoundError,
     RedisSettings,
@@ -313,3 +314,5 @@ def test_collector_without_redis_says_so() -> None:
     collector.close()
     with pytest.raises(ConfigError):
         Collector(settings, interval_seconds=0)
+    with pytest.raises(LifecycleError):
+        collector.start()
