@@ -8,6 +8,7 @@ from types import TracebackType
 
 from . import applying, routing
 from .backups import Backup
+from .checks import check_kind
 from .desired import Change, Desired, Plan
 from .group_view import GroupView
 from .models import Resharding, ScalePlan, Timings
@@ -293,6 +294,7 @@ class Admin:
         Raises:
             ConflictError: it is over.
         """
+        check_kind("resharding", resharding, Resharding)
         found = self._runner.drive(self._sagas.rollback(resharding.stream, resharding.id, reason, request_id))
         return self.wait(found, timeout_seconds=timeout_seconds, progress=progress) if wait else found
 
@@ -315,6 +317,7 @@ class Admin:
             RedisUnavailableError: Redis stayed away.
             NotFoundError: it is over, and a later one has begun.
         """
+        check_kind("resharding", resharding, Resharding)
         return self._runner.drive(self._sagas.wait(resharding.stream, resharding.id, timeout_seconds, progress))
 
     def plan(self, desired: Desired, *, prune: bool = False) -> Plan:

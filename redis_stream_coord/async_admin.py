@@ -8,6 +8,7 @@ from types import TracebackType
 
 from . import applying, routing
 from .backups import Backup
+from .checks import check_kind
 from .desired import Change, Desired, Plan
 from .group_view import GroupView
 from .models import Resharding, ScalePlan, Timings
@@ -133,6 +134,7 @@ class AsyncAdmin:
         request_id: str | None = None,
     ) -> Resharding:
         """Take a resharding back; see `Admin.rollback`."""
+        check_kind("resharding", resharding, Resharding)
         found = await self._runner.drive(self._sagas.rollback(resharding.stream, resharding.id, reason, request_id))
         return await self.wait(found, timeout_seconds=timeout_seconds, progress=progress) if wait else found
 
@@ -144,6 +146,7 @@ class AsyncAdmin:
         progress: Callable[[Resharding], None] | None = None,
     ) -> Resharding:
         """Carry a resharding on until it ends; see `Admin.wait`."""
+        check_kind("resharding", resharding, Resharding)
         return await self._runner.drive(self._sagas.wait(resharding.stream, resharding.id, timeout_seconds, progress))
 
     async def plan(self, desired: Desired, *, prune: bool = False) -> Plan:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from redis_stream_coord import (
+    Admin,
     AsyncConsumer,
     Batch,
     ConfigError,
@@ -157,6 +158,14 @@ def test_refusal_that_comes_too_late_is_said(coord_env: Environment, ack: Any) -
         seen[0].ack()
         coord_env.settle()
     assert coord_env.pending(STREAM, group=GROUP) == {}
+
+
+def test_nothing_to_roll_back(coord_env: Environment) -> None:
+    """`Monitor.resharding` returns None where there never was one."""
+    with Admin(coord_env.redis, requested_by="tests") as admin:
+        for call in (admin.wait, functools.partial(admin.rollback, reason="a test")):
+            with pytest.raises(ConfigError, match="resharding=None must be of type Resharding"):
+                call(None)  # type: ignore[arg-type]
 
 
 # --- functions that only look plain ---------------------------------------------------------------------------------
