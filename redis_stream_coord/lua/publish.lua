@@ -17,6 +17,20 @@
 -- @error STALE_ROUTE
 -- @error CLOSED
 -- @error STREAM_MISSING
+
+-- A command that remembering an event id needs and the caller's user may not give, as far as Redis can say (7.0), or
+-- nil. Asked before anything is appended: Redis takes nothing back, and a producer that is told it failed publishes
+-- again.
+local function lacking()
+  local may, at = redis.acl_check_cmd, 1
+  while at <= #arg.entries and arg.entries[at] == '' do at = at + 2 + tonumber(arg.entries[at + 1]) end
+  for _, command in ipairs(may and at <= #arg.entries and { 'hset', 'hdel' } or {}) do
+    if not may(command, key.published) then return command end
+  end
+end
+
+local lack = lacking()
+if lack then return redis.error_reply("NOPERM this user has no permissions to run the '" .. lack .. "' command") end
 local route = redis.call('HMGET', key.route, 'layout', 'state', 'epoch')
 local ring, now
 

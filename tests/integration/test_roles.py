@@ -14,6 +14,7 @@ from redis_stream_coord import (
     Backup,
     ConflictError,
     Consumer,
+    CoordError,
     DeadLetter,
     Desired,
     DesiredStream,
@@ -405,6 +406,27 @@ def test_a_member_that_lacks_what_its_scripts_need_only_now_and_then_begins_noth
             assert _everything(client) == before
             client.execute_command("ACL", "SETUSER", "member", "reset", "on", ">change-me", *rules)
             eventually(lambda: len(other.assignment) == 4, what="it goes on as soon as it may")
+
+
+@with_selectors
+@pytest.mark.parametrize("right", ["hset", "hdel"])
+def test_an_entry_whose_event_id_cannot_be_remembered_is_not_appended(users: Server, right: str) -> None:
+    """Its producer would be told that it failed, and publish it again."""
+    server, shard = users, STREAM_KEYS.shard(0).stream
+    rules = acl.rules("PRODUCER", stream=STREAM)
+    with server.client(protocol=2) as client:
+        short = [rule.replace(f" +{right}", "") for rule in rules]
+        client.execute_command("ACL", "SETUSER", "producer", "reset", "on", ">change-me", *short)
+        with Producer(STREAM, redis=_settings(server, "PRODUCER")) as producer:
+            key = next(str(n) for n in range(100) if producer.route(str(n)).shard == 0)
+            many = [Outgoing(fields={}, key=key), Outgoing(fields={}, key=key, event_id="e1")]
+            for publish in (lambda: producer.publish({}, key=key, event_id="e1"), lambda: producer.publish_many(many)):
+                with pytest.raises(CoordError, match=f"'{right}' command"):
+                    publish()
+                assert client.xlen(shard) == 0
+            # Without an event id it is one command.
+            producer.publish({}, key=key)
+            assert client.xlen(shard) == 1
 
 
 @pytest.mark.parametrize("server", ["redis7"], indirect=True)
