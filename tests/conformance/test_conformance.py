@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+
 import attrs
 import pytest
 
@@ -91,9 +96,94 @@ def test_command_lists_and_refuses_what_matches_nothing(capsys: pytest.CaptureFi
         main(["--only", "nonsense"])
 
 
-def test_server_that_is_not_there_fails_every_case(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--redis", "redis://127.0.0.1:1", "--timeout", "0.2", "--only", "damage.missing_header*"]) == 1
-    assert "RedisUnavailableError" in capsys.readouterr().out
+def test_server_that_cannot_be_used_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for url, why in (("redis://127.0.0.1:1", "127.0.0.1:1"), ("nonsense", "URL scheme"), ("http://x", "'http'")):
+        assert main(["--redis", url, "--timeout", "0.2"]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert why in err
+        assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("server", ["redis7"], indirect=True)
+def test_password_that_is_missing_or_wrong_is_said_once(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    # A user who may do everything with what is named as the suite's keys are, and nothing with others.
+    with server.client(protocol=2) as client:
+        client.acl_setuser("tester", enabled=True, passwords=["+right"], keys=["conformance-*"], commands=["+@all"])
+        url = server.url.replace("//", "//tester:{}@")
+        assert main(["--redis", url.format("wrong")]) == 2
+        assert "Check user name and password" in capsys.readouterr().err
+        assert main(["--redis", url.format("right"), "--only", "[pw]*"]) == 0, capsys.readouterr().out
+        client.acl_deluser("tester")
+
+
+@pytest.mark.parametrize("server", ["redis7"], indirect=True)
+def test_command_leaves_what_is_there_alone(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_on_the_way(bench: Bench) -> None:
+        bench.create()
+        bench.fill()
+        with Environment() as env:
+            keys = (bench.dead, f"{bench.stream}:{{x}}", f"{bench.stream}:{{y}}")
+            bench.others.update(keys)
+            compare(1, keys, send_with(bench.runner, keys[0]), lambda _: env.monitor.groups())
+
+    broken = [attrs.evolve(case, run=fail_on_the_way) for case in cases()[:1]]
+    monkeypatch.setattr("redis_stream_coord.testing.conformance.__main__.cases", lambda: broken)
+    with server.client(protocol=2) as client:
+        client.set("mine", "1")
+        client.xadd("conformance-mine:0", {"n": "1"})
+        client.sadd("redis-stream:coord:groups", "orders:billing")
+        before = {key: client.dump(key) for key in client.scan_iter()}
+        assert main(["--redis", server.url]) == 1
+        assert {key: client.dump(key) for key in client.scan_iter()} == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("server", ["redis7"], indirect=True)
+def test_command_that_is_ended_deletes_its_keys(
+    server: Server, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ended(bench: Bench) -> None:
+        bench.create()
+        bench.start("a", print)
+        os.kill(os.getpid(), number)
+        bench.pass_time(20)
+
+    broken = [attrs.evolve(case, run=ended) for case in cases()[:3]]
+    monkeypatch.setattr("redis_stream_coord.testing.conformance.__main__.cases", lambda: broken)
+    before = signal.getsignal(number)
+    assert main(["--redis", server.url]) == 128 + number
+    assert signal.getsignal(number) is before
+    assert "deleted" in capsys.readouterr().out
+    with server.client(protocol=2) as client:
+        assert client.keys() == []
+
+
+def test_command_does_not_pass_without_assertions() -> None:
+    command = [sys.executable, "-O", "-m", "redis_stream_coord.testing.conformance", "--only", "damage.missing_h*"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "assertions are switched off" in done.stderr
+
+
+def test_command_shows_what_was_there_instead(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fakeredis._socket import FakeSocket
+
+    real = FakeSocket._run_command
+
+    def run(self: object, func: object, sig: object, args: object, from_script: bool) -> object:
+        if from_script and sig.name.upper() == "XDEL":  # type: ignore[attr-defined]
+            return 0
+        return real(self, func, sig, args, from_script)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(FakeSocket, "_run_command", run)
+    assert main(["--only", "reading.deleted_entries_are_named"]) == 1
+    out = capsys.readouterr().out
+    assert "reading.py:" in out
+    assert "assert list(first.gone) == [entries[1]]" in out
+    assert "entries = ['" in out
 
 
 # --- it can fail: servers that lack something -------------------------------------------------------------------------

@@ -8,6 +8,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+import attrs
+
 from ...admin import Admin
 from ...commands import Command, Fence, HeartbeatReply, HeartbeatRequest, heartbeat
 from ...consumer import Consumer
@@ -32,10 +34,13 @@ class Bench:
 
     Parameters:
         settings: how to reach it.
+        stream: see below; a new name, if none is given.
 
     Attributes:
-        settings: to give to consumers and so on.
+        settings: to give to consumers and so on. All keys of the library begin with the name of the stream, too: what
+            is on the server, and who watches it, has nothing to do with the cases.
         stream: name of a logical stream that nobody else uses.
+        others: keys that are neither the library's nor the stream's.
         groups: names of all groups that the case may have left something of.
         published: how many entries `fill` has published.
         timings: so short that a case may wait for a lease, and no shorter than a busy machine can keep.
@@ -43,10 +48,10 @@ class Bench:
 
     timings = Timings(heartbeat_seconds=0.2, lease_seconds=0.8, rebalance_seconds=0.8)
 
-    def __init__(self, settings: RedisSettings) -> None:
-        self._settings = settings
-        self.stream = f"conformance-{uuid.uuid4().hex[:12]}"
-        self.keys = GroupKeys(self.stream, GROUP, settings.key_prefix)
+    def __init__(self, settings: RedisSettings, *, stream: str | None = None) -> None:
+        self.stream = stream or _new_name()
+        self._settings = attrs.evolve(settings, key_prefix=self.stream)
+        self.keys = GroupKeys(self.stream, GROUP, self.stream)
         self.runner = SyncRunner(self.settings)
         self.admin = Admin(self.settings, requested_by="conformance")
         self.monitor = Monitor(self.settings)
@@ -54,6 +59,7 @@ class Bench:
         self.published = 0
         self._consumers: list[Consumer] = []
         self.groups: set[str] = set()
+        self.others: set[str] = set()
 
     @property
     def settings(self) -> RedisSettings:
@@ -165,11 +171,10 @@ class Bench:
 
     def _delete_keys(self) -> None:
         stream = StreamKeys(self.stream, self._settings.key_prefix)
-        keys = [*_keys_of(stream), self.dead]
+        keys = [*_keys_of(stream), self.dead, index(self._settings.key_prefix), *self.others]
         for group in self.groups:
             names = GroupKeys(self.stream, group, self._settings.key_prefix)
             keys += [*_keys_of(names), *map(names.fence, range(16))]
-            self.raw("SREM", index(self._settings.key_prefix), f"{self.stream}:{group}")
         for number in range(16):
             shard = stream.shard(number)
             keys += [shard.stream, shard.route, shard.published]
@@ -183,8 +188,9 @@ class MemoryBench(Bench):
     timings = Timings()
 
     def __init__(self, *, seed: int = 0) -> None:
-        self.env = Environment(seed=seed)
-        super().__init__(self.env.redis)
+        name = _new_name()
+        self.env = Environment(seed=seed, key_prefix=name)
+        super().__init__(self.env.redis, stream=name)
 
     @property
     def settings(self) -> RedisSettings:
@@ -275,6 +281,10 @@ def refusal(call: Callable[[], object], kind: type[CoordError] = CoordError) -> 
     except kind as error:
         return error
     raise AssertionError(f"not refused, but answered with {result}")
+
+
+def _new_name() -> str:
+    return f"conformance-{uuid.uuid4().hex[:12]}"
 
 
 def _keys_of(names: GroupKeys | StreamKeys) -> list[str]:

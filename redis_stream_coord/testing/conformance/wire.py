@@ -218,12 +218,10 @@ def send_with(runner: SyncRunner, key: str) -> Callable[[Sequence[str]], Any]:
 @case
 def commands_answer_as_in_memory(bench: Bench) -> None:
     """Streams, consumer groups, hashes and sorted sets answer random commands as the server in memory does."""
-    slot = f"{{{bench.stream}}}"
-    keys = (f"{slot}:stream", f"{slot}:hash", f"{slot}:zset")
+    keys = (f"{bench.stream}:{{wire}}:stream", f"{bench.stream}:{{wire}}:hash", f"{bench.stream}:{{wire}}:zset")
+    bench.others.update(keys)
     for seed in _SEEDS:
         for key in keys:
             bench.raw("DEL", key)
         with Environment() as env:
             compare(seed, keys, send_with(bench.runner, keys[0]), send_with(env.monitor._runner, keys[0]))
-    for key in keys:
-        bench.raw("DEL", key)
