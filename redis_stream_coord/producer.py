@@ -362,6 +362,8 @@ class AsyncProducer:
 
     async def close(self) -> None:
         """Stop the background task and close the connections."""
+        if self._runner is not None:
+            self._runner.check_loop()
         if self._refresher is not None:
             await end([self._refresher])
         if self._runner is not None:

@@ -293,6 +293,10 @@ class AsyncRunner:
 
     def _check_usable(self) -> None:
         _check_open(self._closed)
+        self.check_loop()
+
+    def check_loop(self) -> None:
+        """Raise `LifecycleError` on another event loop than that of the first command."""
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
@@ -444,6 +448,7 @@ class AsyncRunner:
 
     async def close(self) -> None:
         """Close the connections, for good. Whoever still waits for an answer gets `RedisUnavailableError`."""
+        self.check_loop()
         self._closed = True
         if self._sender is not None:
             await end([self._sender])

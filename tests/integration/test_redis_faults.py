@@ -496,8 +496,9 @@ def test_whoever_belongs_to_another_event_loop_says_so(bench: Bench) -> None:
         await made[0].publish({"n": "1"}, key="k")
 
     async def second() -> None:
-        with pytest.raises(LifecycleError, match="belongs to another event loop"):
-            await made[0].publish({"n": "2"}, key="k")
+        for call in (made[0].publish({"n": "2"}, key="k"), made[0].close()):
+            with pytest.raises(LifecycleError, match="belongs to another event loop"):
+                await call
 
     async def main() -> None:
         await first()
