@@ -13,7 +13,7 @@ from .resharding import StreamView
 from .streams import EVENT_ID_WINDOW_COUNT, EVENT_ID_WINDOW_SECONDS
 
 # So many event ids go in one call: Redis does nothing else meanwhile.
-EVENT_IDS_AT_ONCE = 1000
+EVENT_IDS_AT_ONCE = 500
 
 
 @attrs.frozen(kw_only=True)

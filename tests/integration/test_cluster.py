@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 
-from redis_stream_coord import AsyncAdmin, AsyncProducer, ConfigError, Message, Outgoing, Producer, Timings
+from redis_stream_coord import (
+    AsyncAdmin,
+    AsyncMonitor,
+    AsyncProducer,
+    ConfigError,
+    Message,
+    Outgoing,
+    Producer,
+    Timings,
+)
 from redis_stream_coord.keys import StreamKeys
 from tests.integration.kit import GROUP, SLACK_SECONDS, Bench, Crew, Recorder
 from tests.servers import ClusterServers
@@ -151,6 +160,27 @@ def test_group_is_deleted_on_every_node(bench: Bench, crew: Crew) -> None:
     b = crew.start("b")
     b.owns(*range(SHARDS))
     b.finishes(bench.producer.publish({}, key="k").id)
+
+
+def test_shards_that_went_are_trimmed_on_every_node(bench: Bench, crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redis_stream_coord.duties.REMOVED_SECONDS", 0.2)
+    a = crew.start("a")
+    owned_by_all(crew)
+    entries = [Outgoing(fields={"n": str(n)}, key=f"key-{n % 50}") for n in range(600)]
+    a.finishes(*(receipt.id for receipt in bench.producer.publish_many(entries)))
+    bench.admin.scale(bench.stream, shards=3, reason="a test")
+
+    async def look(trim: bool) -> list[int]:
+        async with AsyncAdmin(bench.url, requested_by="tests") as admin, AsyncMonitor(bench.url) as monitor:
+            if trim:
+                assert (await admin.trim(bench.stream, reason="a test")).waits == ()
+            return [one.entries for one in await monitor.removed(bench.stream)]
+
+    assert len(asyncio.run(look(trim=False))) == SHARDS - 3
+    assert sum(asyncio.run(look(trim=False))) > SHARDS
+    bench.admin.retain(bench.stream, retention="consumed", reason="a test")
+    eventually(lambda: max(asyncio.run(look(trim=False))) == 1, what="the duty has trimmed them")
+    assert set(asyncio.run(look(trim=True))) == {1}
 
 
 def test_records_of_all_nodes_are_verified_backed_up_repaired_and_restored(bench: Bench, crew: Crew) -> None:
