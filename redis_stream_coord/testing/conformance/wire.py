@@ -103,7 +103,7 @@ def _stream(model: Model) -> list[str]:
         retry = chance.choice([[], ["RETRYCOUNT", count]])
         return ["XCLAIM", stream, group, consumer, "0", *model.claimable(), *retry, "JUSTID"]
     if kind == "groups":
-        return ["XINFO", "GROUPS", stream]
+        return ["XINFO", chance.choice(["GROUPS", "STREAM"]), stream]
     if kind == "consumers":
         return ["XINFO", "CONSUMERS", stream, group]
     if kind == "group":
@@ -169,6 +169,9 @@ def plain(words: Sequence[str], answer: Any) -> Any:
     kind, value = answer[0], answer[1] if len(answer) > 1 else None
     if kind != b"answer" or not isinstance(value, list):
         return kind, value
+    if words[:2] == ["XINFO", "STREAM"]:
+        info = dict(zip(value[::2], value[1::2], strict=False))
+        return [info[name] for name in (b"length", b"last-generated-id", b"groups")]
     if words[0] == "XINFO":
         fields = (b"name", b"pending", b"last-delivered-id")
         infos = [dict(zip(info[::2], info[1::2], strict=False)) for info in value]
