@@ -284,7 +284,7 @@ def test_lock_that_is_held_while_time_passes_is_said() -> None:
 
 
 _INTERRUPTED = """
-import os, signal, threading, time
+import signal, threading, time
 from redis_stream_coord import Consumer, Producer
 from redis_stream_coord.testing import Environment
 
@@ -294,7 +294,7 @@ def test_it(coord_env):
     Consumer("orders", group="billing", redis=coord_env.redis, handler=lambda message: time.sleep(60)).start()
     with Producer("orders", redis=coord_env.redis) as producer:
         producer.publish({}, key="k")
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
     coord_env.advance(1e7)
 """
 
