@@ -40,7 +40,7 @@ _SCRIPTS: Mapping[Role, frozenset[str]] = MappingProxyType(
     {
         "READ": frozenset(["describe", "evidence", "inspect", "layout", "pending", "removed", "resharding"]),
         "MEMBER": frozenset(
-            ["ack", "claim", "heard", "heartbeat", "layout", "note_deliveries", "read", "rights", "trim"]
+            ["ack", "claim", "heard", "heartbeat", "layout", "note_deliveries", "outstanding", "read", "rights", "trim"]
         ),
         "PRODUCER": frozenset(["layout", "publish"]),
     }

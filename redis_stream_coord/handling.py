@@ -18,6 +18,7 @@ from .errors import CoordError, FencedError
 from .keys import GroupKeys
 from .logs import Log
 from .models import RESERVED_PREFIX, Held, Message
+from .outstanding import Outstanding
 from .policies import Batch, DeadLetter, Poison, Retry, dead_fields
 from .runner import AsyncRunner
 from .turns import Handle, NotAwaitedError, Turn, Withdrawn
@@ -161,6 +162,7 @@ class Handling:
         self._earlier = list(dict.fromkeys(ledger.busy.values()))
         # Pending when the shard was taken over: one of them may have ended its owner.
         self.suspects: set[str] = set()
+        self.outstanding = Outstanding(self._clock)
         self._labels: telemetry.Attributes = {telemetry.STREAM: keys.stream, telemetry.GROUP: keys.group}
         self._ok: telemetry.Attributes = {**self._labels, telemetry.OUTCOME: "ok"}
 
@@ -246,6 +248,8 @@ class Handling:
         """Whether an entry has had its deliveries, at owners that died on it, and could be given up."""
         poison = self._config.poison
         worn_out = poison is not None and message.deliveries > poison.after_deliveries
+        if message.id in self.outstanding.lost:
+            return False  # it had been handled, or given up, and this process lives
         return worn_out and self.reading() and await self._give_up(message, entry)
 
     async def _until_handled(self, message: Message, entry: Entry) -> None:
@@ -436,6 +440,7 @@ class Handling:
     def _acknowledged(self, ids: list[str]) -> None:
         self._ledger.finished.difference_update(ids)
         self.suspects.difference_update(ids)
+        self.outstanding.acknowledged(ids)
         if self.stopping.is_set():
             self._ledger.late.update(ids)
 

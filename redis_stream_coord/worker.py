@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Collection, Coroutine
 from typing import Any, Protocol
 
 from . import commands, handling, telemetry
-from .commands import Entry, Fence
+from .commands import Entry, Fence, Page
 from .errors import CoordError, FencedError
 from .handling import Handling, Ledger, WorkConfig
 from .keys import GroupKeys
@@ -181,6 +181,9 @@ class Worker:
                     more = await self._read()
                 while len(self._slots) < self._config.concurrency and self._lanes.ready > self._starting:
                     self._start_slot()
+                # What has just been read does not wait for this.
+                if self._caught_up and not self._doubted and self._handling.outstanding.due():
+                    more = await self._find_lost() or more
                 if more and self._room():
                     continue
             if self._arrival is not None and self._arrival.done():
@@ -208,6 +211,8 @@ class Worker:
         """Read once. Returns whether there may be more to read at once."""
         if self._caught_up and not self._lanes.count and not self._in_hand:
             self._ledger.late.clear()
+        outstanding = self._handling.outstanding
+        again, known = outstanding.reads_again, outstanding.ids if outstanding.reads_again else frozenset()
         command = commands.read(
             self._keys,
             self.fence,
@@ -233,9 +238,13 @@ class Worker:
                 page.recreated_at,
                 shard=self.fence.shard,
             )
+        if again:
+            page, self._after = self._sort(page, known)
+        else:
+            self._after = page.last or self._after
         for entry_id in page.gone:
             self._handling.gone(entry_id)
-        self._after = page.last or self._after
+        outstanding.received(page.entries)
         if page.entries and not self.received:
             self._handling.last_progress = self._clock()  # it was idle until now, and that is no lack of progress
         if not self._caught_up:
@@ -256,6 +265,36 @@ class Worker:
         self._arrival = self._loop.create_task(waiting)
         self._arrival.add_done_callback(lambda _: self._woken.set())
         return False
+
+    async def _find_lost(self) -> bool:
+        """Look whether something is pending that had been acknowledged. Returns whether there is: it is read next."""
+        outstanding = self._handling.outstanding
+        known = outstanding.ids
+        after, count = outstanding.begin()
+        try:
+            command = commands.outstanding(self._keys, self.fence, after=after, count=count)
+            pending = await self._runner.run(command, retry=False)
+        except FencedError:
+            raise
+        except CoordError:
+            return False  # whoever reads meets the same, and reports it
+        self._after = outstanding.look(pending, known, self._after)
+        if outstanding.reads_again and self._arrival is not None:
+            self._arrival.cancel()
+        return outstanding.reads_again
+
+    def _sort(self, page: Page, known: Collection[str]) -> tuple[Page, str]:
+        page, after = self._handling.outstanding.sort(page, known)
+        if lost := [entry.id for entry in page.entries if entry.id in self._handling.outstanding.lost]:
+            self._log.warning(
+                "%d acknowledged entries are pending again, from %s to %s: Redis has lost its last writes; "
+                "handing them out again",
+                len(lost),
+                lost[0],
+                lost[-1],
+                shard=self.fence.shard,
+            )
+        return page, after
 
     # --- handing out --------------------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ from .resharding import (
     scale,
     settle,
 )
-from .shards import Entry, Fence, Page, ack, claim, lag, note_deliveries, read, seek, trim
+from .shards import Entry, Fence, Page, ack, claim, lag, note_deliveries, outstanding, read, seek, trim
 from .streams import (
     EVENT_ID_WINDOW_COUNT,
     EVENT_ID_WINDOW_SECONDS,
@@ -138,6 +138,7 @@ __all__ = [
     "note_repair",
     "note_trim",
     "open_route",
+    "outstanding",
     "pass_barrier",
     "pending_of",
     "ping",

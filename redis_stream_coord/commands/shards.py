@@ -171,6 +171,27 @@ def ack(keys: GroupKeys, fence: Fence, ids: Sequence[str], *, delete: bool = Fal
     )
 
 
+def outstanding(keys: GroupKeys, fence: Fence, *, after: str, count: int) -> Command[list[str]]:
+    """Ask what is pending on a shard, whoever has it. Result: up to `count` ids beyond `after`, in order.
+
+    Raises (when run): `FencedError`.
+    """
+    return call(
+        "outstanding",
+        {"stream": StreamKeys(keys.stream).shard(fence.shard).stream, "fence": keys.fence(fence.shard)},
+        {
+            "group": keys.group,
+            "incarnation": fence.incarnation,
+            "token": fence.token,
+            "nonce": fence.nonce,
+            "after": after,
+            "count": count,
+        },
+        lambda answer: [text(entry_id) for entry_id in answer[1:]],
+        **_whom(keys, fence),
+    )
+
+
 def note_deliveries(
     keys: GroupKeys, fence: Fence, counts: Mapping[str, int], *, all_known: bool = False
 ) -> Command[None]:

@@ -35,7 +35,7 @@ except ImportError as _error:  # pragma: no cover - the extra is there in our ow
 EPOCH_SECONDS = 1_700_000_000
 
 # Scripts and commands that change nothing.
-_QUIET = scripts_of("READ") | {"CLIENT", "XREAD", "XINFO", "TIME", "PING", "SCAN", "SMEMBERS", "heard"}
+_QUIET = scripts_of("READ") | {"CLIENT", "XREAD", "XINFO", "TIME", "PING", "SCAN", "SMEMBERS", "heard", "outstanding"}
 _READ_HEADER = 8  # what stands before the entries in the answer of a read
 
 _of_thread = threading.local()

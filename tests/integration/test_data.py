@@ -225,6 +225,32 @@ def test_vanished_consumer_group_is_noticed_where_nothing_comes(
     assert a.recorder.ids() == ids
 
 
+@pytest.mark.parametrize("server", ["redis7"], indirect=True)
+def test_acknowledgement_that_a_failover_lost(bench: Bench, crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner finds the entry, also where nothing comes, and what waits for it goes on."""
+    monkeypatch.setattr("redis_stream_coord.waiting.LOOK_AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr("redis_stream_coord.outstanding._LOOK_SECONDS", 0.1)
+    bench.create(shards=1, timings=STEADY)
+    held: list[Message] = []
+    manual = crew.start("a", Recorder(held.append), ack="manual")
+    ids = bench.fill(0, 4)
+    manual.finishes(*ids)
+    for message in held[1:]:
+        message.ack()
+    eventually(lambda: list(bench.pending(0)) == ids[:1], what="all acknowledgements but one")
+    for entry_id in ids[1:3]:
+        bench.redis.xclaim(bench.stream_key(0), GROUP, "a", 0, [entry_id], force=True, justid=True)
+    resharding = bench.admin.scale(bench.stream, shards=2, reason="a test", wait=False)
+    eventually(lambda: len(manual.recorder.ended) == 6, what="what was lost")
+    assert manual.recorder.ids() == [*ids, *ids[1:3]]
+    assert [one.deliveries for one in manual.recorder.began] == [1, 1, 1, 1, 2, 2]
+    for message in (held[0], *held[4:]):
+        message.ack()
+    bench.admin.wait(resharding, timeout_seconds=10)
+    assert not bench.pending(0)
+    assert manual.recorder.ids() == [*ids, *ids[1:3]]
+
+
 def groups(bench: Bench, shard: int) -> list[Any]:
     return list(bench.redis.xinfo_groups(bench.stream_key(shard)))
 

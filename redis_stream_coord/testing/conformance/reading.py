@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from ...commands import Command, Page, ack, claim, note_deliveries, read, trim
+from ...commands import Command, Page, ack, claim, note_deliveries, outstanding, read, trim
 from ...keys import StreamKeys
 from .bench import GROUP, Bench, Peer, refusal
 from .catalogue import case
@@ -72,6 +72,7 @@ def zombie_can_do_nothing(bench: Bench) -> None:
         read(bench.keys, fence, after="0-0", count=10),
         ack(bench.keys, fence, entries[:1]),
         note_deliveries(bench.keys, fence, {entries[0]: 7}),
+        outstanding(bench.keys, fence, after="0-0", count=10),
         trim(bench.keys, fence, keep=0, groups=[GROUP]),
     ]
     for command in zombie:
@@ -94,6 +95,23 @@ def takeover_begins_with_what_is_pending(bench: Bench) -> None:
     assert first.caught_up
     assert first.wait_after == entries[-1]
     assert {consumer for consumer, _ in bench.pending().values()} == {"b"}
+
+
+@case
+def owner_asks_what_is_pending(bench: Bench) -> None:
+    """The ids, whoever has them, page by page; and that changes nothing."""
+    a = owner(bench)
+    fence = a.fence(0)
+    assert bench.run(outstanding(bench.keys, fence, after="0-0", count=10)) == []
+    entries = bench.fill(0, 6)
+    page(bench, a, count=5)
+    acked(bench, a, entries[1:2])
+    before = bench.pending()
+    assert bench.run(outstanding(bench.keys, fence, after="0-0", count=3)) == [entries[0], *entries[2:4]]
+    assert bench.run(outstanding(bench.keys, fence, after=entries[3], count=3)) == [entries[4]]
+    assert bench.pending() == before
+    acked(bench, a, entries[:5])
+    assert bench.run(outstanding(bench.keys, fence, after="0-0", count=3)) == []
 
 
 @case
