@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from redis_stream_coord import Batch, Consumer, DeadLetter, Message, Outgoing, Producer, Retry
+from redis_stream_coord.commands import Entry, Page
 from redis_stream_coord.keys import StreamKeys
+from redis_stream_coord.outstanding import Outstanding
 from redis_stream_coord.runner import AsyncRunner
 from redis_stream_coord.testing import Environment, Recorder
 from redis_stream_coord.waiting import LOOK_AGAIN_SECONDS
@@ -222,31 +224,30 @@ def test_acknowledged_while_redis_answers(coord_env: Environment, monkeypatch: p
     start(env, handled, ack="manual")
     ids = publish(env, 4)
     env.settle()
-    held = list(handled.messages)
-    run, delayed = AsyncRunner.run, {"outstanding": held[:1], "read": held[1:2]}
+    lost, in_look, in_read, _ = handled.messages
+    lost.ack()
+    env.settle()
+    lose_acks(env, ids[:1])
+    run, seen = AsyncRunner.run, []
 
     async def slow(self: AsyncRunner, command: Any, **options: Any) -> Any:
         answer = await run(self, command, **options)
-        for message in delayed.pop(command.name, ()):
-            message.ack()
+        late = in_look if command.name == "outstanding" else in_read if command.name == "read" and seen else None
+        if late is not None and late not in seen:
+            seen.append(late)
+            assert late.id in (answer if command.name == "outstanding" else [entry.id for entry in answer.entries])
+            late.ack()
             await asyncio.sleep(1)
-            assert message.id not in pending(env)
+            assert late.id not in pending(env)
         return answer
 
-    held[3].ack()
-    env.settle()
-    lose_acks(env, ids[3:])
-    # The first read comes before the look.
-    waits = delayed.pop("read")
     monkeypatch.setattr(AsyncRunner, "run", slow)
-    env._world.server.watchers.append(
-        lambda call: delayed.update(read=waits) if call.name == "outstanding" and waits else None
-    )
     env.advance(2 * LOOK_AGAIN_SECONDS)
-    assert ids_of(handled) == [*ids, ids[3]]
+    assert seen == [in_look, in_read]
+    assert ids_of(handled) == [*ids, ids[0]]
     env.advance(5 * LOOK_AGAIN_SECONDS)
-    assert ids_of(handled) == [*ids, ids[3]]
-    assert pending(env) == [ids[2], ids[3]]
+    assert ids_of(handled) == [*ids, ids[0]]
+    assert pending(env) == [ids[0], ids[3]]
 
 
 def test_entry_of_a_loop_does_not_come_again(coord_env: Environment) -> None:
@@ -365,3 +366,41 @@ def test_group_that_vanished_is_made_anew_all_the_same(coord_env: Environment) -
     env.advance(2 * LOOK_AGAIN_SECONDS)
     assert ids_of(handled) == [*ids, *more, more[0]]
     assert pending(env) == []
+
+
+# --- the decisions alone ----------------------------------------------------------------------------------------------
+
+
+def page_of(*ids: str, again: int, **options: Any) -> Page:
+    entries = [Entry(entry_id, 1, (), None, None, 0) for entry_id in ids]
+    chosen = {"caught_up": True, "wait_after": None, "held": False, "recreated_at": None, "gone": ()} | options
+    return Page(entries=entries, last=ids[-1] if ids else None, again=again, **chosen)
+
+
+def test_reply_that_was_lost_is_no_acknowledgement_that_was() -> None:
+    """What is pending beyond the last id that was received comes with the next read, as a first delivery."""
+    some = Outstanding(lambda: 0.0)
+    some.received(page_of("9-0", "10-0", again=0).entries)
+    assert some.look(["9-0", "10-0", "11-0"], some.ids, "10-0") == "10-0"
+    assert not some.reads_again
+    some.acknowledged(["9-0"])
+    assert some.look(["9-0", "10-0", "11-0"], some.ids, "10-0") == "8-18446744073709551615"
+    page, after = some.sort(page_of("9-0", "10-0", "11-0", "12-0", again=3), some.ids)
+    assert [(entry.id, entry.deliveries) for entry in page.entries] == [("9-0", 2), ("11-0", 1), ("12-0", 1)]
+    assert (after, page.again, some.lost, some.reads_again) == ("12-0", 2, {"9-0"}, False)
+
+
+def test_group_that_vanishes_meanwhile_is_read_from_where_it_was_made_anew() -> None:
+    some = Outstanding(lambda: 0.0)
+    assert some.look(["5-3"], some.ids, "10-0") == "5-2"
+    page, after = some.sort(page_of("7-0", "8-0", again=0, recreated_at="6-0"), some.ids)
+    assert ([entry.id for entry in page.entries], after, some.reads_again) == (["7-0", "8-0"], "8-0", False)
+
+
+def test_what_is_pending_no_more_ends_the_reading() -> None:
+    some = Outstanding(lambda: 0.0)
+    some.look(["5-3", "6-0"], some.ids, "10-0")
+    _, after = some.sort(page_of("5-3", again=1, caught_up=False), some.ids)
+    assert (after, some.reads_again) == ("5-3", True)
+    _, after = some.sort(page_of(again=0), some.ids)
+    assert (after, some.reads_again) == ("10-0", False)
