@@ -1,5 +1,5 @@
--- Ids of what is pending on a shard, whoever has it: its owner looks whether Redis has lost an acknowledgement that it had
--- accepted. Without the entries, because nearly always the owner knows all of them. Writes nothing.
+-- Ids of what is pending on a shard, whoever has it: its owner looks whether Redis has lost an acknowledgement that it
+-- had accepted. Without the entries, because nearly always the owner knows all of them. Writes nothing.
 -- @include fence
 -- @key stream
 -- @key fence

@@ -103,6 +103,7 @@ def consume(group: FakeGroup) -> None:
     page = run(commands.read(GROUP, fence, after="0-0", count=10))
     run(commands.note_deliveries(GROUP, fence, {page.entries[0].id: 2}))
     run(commands.ack(GROUP, fence, [page.entries[0].id]))
+    run(commands.outstanding(GROUP, fence, after="0-0", count=10))
     run(commands.trim(GROUP, fence, keep=0, groups=["billing"]))
     run(commands.inspect(GROUP, fence.shard))
     run(commands.pending_of(GROUP, fence.shard, [page.entries[1].id]))
