@@ -23,18 +23,24 @@ class Item:
     """One entry that was accepted.
 
     Attributes:
+        layout: how many layouts were decided before it was accepted.
+        era: how many of them did not keep the order of keys.
         order: place in the order of acceptance, over all shards.
         excused: why nobody has to handle it any more; empty if somebody has.
     """
 
-    __slots__ = ("event", "excused", "id", "key", "order", "parts", "shard")
+    __slots__ = ("era", "event", "excused", "id", "key", "layout", "order", "parts", "shard")
 
-    def __init__(self, shard: int, entry_id: str, key: bytes | None, event: str | None, order: int) -> None:
+    def __init__(
+        self, shard: int, entry_id: str, key: bytes | None, event: str | None, order: int, *, layout: int, era: int
+    ) -> None:
         self.shard = shard
         self.id = entry_id
         self.key = key
         self.event = event
         self.order = order
+        self.layout = layout
+        self.era = era
         self.excused = ""
         ms, _, seq = entry_id.partition("-")
         self.parts = (int(ms), int(seq))
@@ -82,6 +88,10 @@ class Fencing:
     def rank(fields: dict[bytes, bytes]) -> tuple[int, int]:
         return int(fields.get(b"incarnation", 0)), int(fields.get(b"token", 0))
 
+    @staticmethod
+    def passed(fields: dict[bytes, bytes]) -> int:
+        return int(fields.get(b"passed", 0))
+
     def admits(self, fence: Fence) -> bool:
         nonce = self.fields.get(b"nonce", b"").decode()
         return self.rank(self.fields) == (fence.incarnation, fence.token) and nonce == fence.nonce
@@ -92,20 +102,35 @@ class Life:
 
     Parameters:
         incarnation: which one.
+        since: how many layouts had been decided when it began. What was accepted under those before comes in the order
+            of each shard, and no more.
     """
 
-    def __init__(self, incarnation: int) -> None:
+    def __init__(self, incarnation: int, since: int) -> None:
         self.incarnation = incarnation
+        self.since = since
         self.done: set[Item] = set()
         self.skipped: set[Item] = set()
         self._by_shard: dict[int, list[Item]] = {}
-        self._by_key: dict[bytes | None, list[Item]] = {}
+        self._by_key: dict[tuple[Any, ...], list[Item]] = {}
         self._first_of_shard: dict[int, int] = {}
-        self._first_of_key: dict[bytes | None, int] = {}
+        self._first_of_key: dict[tuple[Any, ...], int] = {}
 
     def expect(self, item: Item) -> None:
         self._by_shard.setdefault(item.shard, []).append(item)
-        self._by_key.setdefault(item.key, []).append(item)
+        for name in self._orders(item):
+            self._by_key.setdefault(name, []).append(item)
+
+    def _orders(self, item: Item) -> list[tuple[Any, ...]]:
+        """Return names of the orders that an entry has its place in."""
+        orders: list[tuple[Any, ...]] = [(item.key, item.era)] if item.layout >= self.since else []
+        if self.since or item.era:
+            orders.append((item.key, item.shard, ""))
+        return orders
+
+    def is_ordered(self, one: Item, other: Item) -> bool:
+        """Whether one of the two has to be handled before the other."""
+        return bool(set(self._orders(one)) & set(self._orders(other)))
 
     def over(self, item: Item) -> bool:
         return item in self.done or item in self.skipped or bool(item.excused)
@@ -127,10 +152,14 @@ class Life:
         items = self._by_shard.get(shard)
         return self._first(items, self._first_of_shard, shard) if items else None
 
-    def first_of_key(self, key: bytes | None) -> Item | None:
-        """Return the first entry of a key that nobody has finished."""
-        items = self._by_key.get(key)
-        return self._first(items, self._first_of_key, key) if items else None
+    def before(self, item: Item) -> Item | None:
+        """Return the first entry of a key that nobody has finished, and that has to be before this one."""
+        for name in self._orders(item):
+            items = self._by_key.get(name)
+            first = self._first(items, self._first_of_key, name) if items else None
+            if first is not None and first.order < item.order:
+                return first
+        return None
 
     def unfinished(self) -> list[Item]:
         return [item for items in self._by_shard.values() for item in items if not self.over(item)]
@@ -198,9 +227,14 @@ class Deliveries:
         self.check_shard(fence.shard)
 
     def read(self, fence: Fence, ids: list[str]) -> None:
-        moves = self._moves.get(fence.shard, 0)
+        moves, life = self._moves.get(fence.shard, 0), self.life
         for entry_id in ids:
             self._read[fence.shard, fence.token, entry_id] = moves
+            item = self.items.get((fence.shard, entry_id))
+            if item is not None and life is not None and life.incarnation == fence.incarnation:
+                first = life.before(item)
+                held = first is not None and first.shard != item.shard
+                assert not held, f"{item} was read before {first} was finished"
 
     def acked(self, fence: Fence, ids: list[str]) -> None:
         life = self.lives.get(fence.incarnation)
@@ -232,10 +266,10 @@ class Deliveries:
 
     # --- operators ----------------------------------------------------------------------------------------------------
 
-    def begin(self, incarnation: int, shards: int) -> None:
+    def begin(self, incarnation: int, shards: int, layout: int) -> None:
         """A lifecycle of the group begins: what its consumer groups are beyond, it does not have to handle."""
         before = self.lives.get(max(self.lives, default=0))
-        life = self.lives[incarnation] = Life(incarnation)
+        life = self.lives[incarnation] = Life(incarnation, layout)
         for item in self.items.values():
             life.expect(item)
             # Finished before, and perhaps acknowledged only from here on.
@@ -243,6 +277,8 @@ class Deliveries:
                 life.done.add(item)
         for shard in range(shards):
             self.skip(life, shard)
+        # It never reads the shards that are about to go: who was there before may still drain them.
+        life.skipped.update(item for item in life.unfinished() if item.shard >= shards)
 
     def _standing(self, item: Item) -> int:
         return self.store.standing(self.shard_key(item.shard), self.group.encode(), item.id.encode())
@@ -284,8 +320,8 @@ class Deliveries:
             self._check_overlap(other, process, fence, item)
         life = self.lives.get(fence.incarnation)
         if life is not None and current:
-            first = life.first_of_key(item.key)
-            assert first is None or item.order <= first.order, f"{item} was handed out before {first} was finished"
+            first = life.before(item)
+            assert first is None, f"{item} was handed out before {first} was finished"
             if not gone:
                 moves = self._read.get((fence.shard, fence.token, entry.id), 0)
                 assert moves >= self._begun.get(fence.shard, 0), f"{item} was read before the group was moved"
@@ -298,7 +334,8 @@ class Deliveries:
         life = self.lives.get(fence.incarnation)
         if mine and life is not None and item in life.done:
             return  # it comes again, because its consumer group vanished; what follows it may still be in a handler
-        if (mine or other.shard != fence.shard) and other.item.key != item.key:
+        ordered = other.item.key == item.key if life is None else life.is_ordered(item, other.item)
+        if (mine or other.shard != fence.shard) and not ordered:
             return
         if (other.nonce, other.shard, other.token) in self.surrendered:
             return

@@ -14,6 +14,7 @@ from redis_stream_coord.keys import GroupKeys, StreamKeys
 from redis_stream_coord.models import EVENT_ID_FIELD, KEY_FIELD
 
 from .deliveries import Deliveries, Fencing, Item
+from .layout import LayoutRecord
 from .record import GroupRecord
 from .store import Store
 
@@ -38,6 +39,7 @@ class Judge:
         self.events_lost = False  # remembered event ids were lost: a second entry is possible
         self.records: dict[str, GroupRecord] = {}
         self.deliveries: dict[str, Deliveries] = {}
+        self.layout = LayoutRecord(shards)
         self.performed = 0
         self._followers: dict[bytes, tuple[Callable[[bytes, Any], None], Callable[[], None]]] = {}
         self._fences: list[Fencing] = []
@@ -53,8 +55,11 @@ class Judge:
                 fencing = deliveries.fences[shard] = Fencing()
                 self._fences.append(fencing)
                 self._followers[keys.fence(shard).encode()] = (fencing.write, fencing.clear)
-        for shard in range(shards):
-            self._shards[StreamKeys(self.stream).shard(shard).stream.encode()] = shard
+        names = StreamKeys(self.stream)
+        self._followers[names.record.encode()] = (self.layout.write, self.layout.clear)
+        for shard, route in enumerate(self.layout.routes):
+            self._shards[names.shard(shard).stream.encode()] = shard
+            self._followers[names.shard(shard).route.encode()] = (route.write, route.clear)
         self._checks: dict[str, Callable[[Command[Any], Any, Any, bool], None]] = {
             "heartbeat": self._heartbeat,
             "claim": self._claim,
@@ -66,6 +71,7 @@ class Judge:
             "create": self._create,
             "delete": self._delete,
             "seek": self._seek,
+            "readable": self._readable,
         }
 
     # --- carrying out -------------------------------------------------------------------------------------------------
@@ -94,6 +100,9 @@ class Judge:
             if fencing.touched:
                 old, new = fencing.rank(fencing.old), fencing.rank(fencing.fields)
                 assert new >= old, f"{command.name} took a fence from {old} back to {new}"
+                passed, before = fencing.passed(fencing.fields), fencing.passed(fencing.old)
+                assert passed >= before or new[0] > old[0], f"{command.name} took a group from {before} to {passed}"
+        self.layout.check(self.deliveries, self.items)
         self._settle()
         return outcome
 
@@ -138,6 +147,7 @@ class Judge:
             record.settle()
         for fencing in self._fences:
             fencing.touched = False
+        self.layout.settle()
 
     # --- one check for each command -----------------------------------------------------------------------------------
 
@@ -194,7 +204,7 @@ class Judge:
                 assert place == (shard, one.detail), f"{event} is no duplicate"
             elif one.word == "OK":
                 assert known is None or known.excused or self.events_lost, f"{event} was published twice: {known}"
-                item = Item(shard, one.detail, key, event, self.performed)
+                item = Item(shard, one.detail, key, event, self.performed, layout=self.layout.decided, era=self.layout.era)
                 self.items[shard, one.detail] = item
                 if event is not None:
                     self.events[event] = item
@@ -213,7 +223,7 @@ class Judge:
             for shard, fencing in deliveries.fences.items():
                 rank = fencing.rank(fencing.fields)
                 assert rank[0] < incarnation or shard not in record.shards, f"incarnation {incarnation}, fence {rank}"
-            deliveries.begin(incarnation, len(record.shards))
+            deliveries.begin(incarnation, len(record.shards), self.layout.decided)
 
     def _delete(self, command: Command[Any], about: Any, outcome: Any, fresh: bool) -> None:
         record = self.records[self._groups[command.keys[0]].group]
@@ -224,6 +234,9 @@ class Judge:
     def _seek(self, command: Command[Any], about: Any, outcome: Any, fresh: bool) -> None:
         if not isinstance(outcome, CoordError):
             self._of(command).sought(self._shards[command.keys[0].encode()])
+
+    def _readable(self, command: Command[Any], about: Any, outcome: Any, fresh: bool) -> None:
+        self.records[self._groups[command.keys[0]].group].after_readable()
 
     # --- what happens to Redis ----------------------------------------------------------------------------------------
 
@@ -250,6 +263,14 @@ class Judge:
                 fencing.clear()
                 for field, value in self.store.hash(keys.fence(shard).encode()).items():
                     fencing.write(field, value)
+        names = StreamKeys(self.stream)
+        for key_of, follower in [(names.record, self.layout)] + [
+            (names.shard(shard).route, route) for shard, route in enumerate(self.layout.routes)
+        ]:
+            follower.clear()
+            for field, value in self.store.hash(key_of.encode()).items():
+                follower.write(field, value)
+        self.layout.went_back()
         self._settle()
         for key, shard in self._shards.items():
             there = set(self.store.ids(key))

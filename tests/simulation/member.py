@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from redis_stream_coord import commands
 from redis_stream_coord.commands import Command, Entry, Fence, HeartbeatReply, HeartbeatRequest
@@ -13,6 +13,9 @@ from redis_stream_coord.models import Held
 from redis_stream_coord.session import ANOTHER_TOKEN, Action, Claim, Drain, Session
 
 from .work import Ledger, Slot, Work
+
+if TYPE_CHECKING:
+    from .errands import Errand
 
 
 class Record(Protocol):
@@ -71,6 +74,8 @@ class Process:
         self.beating = False
         self.hearing = False
         self.last_event: str | None = None
+        self.duty_until = 0.0  # what the stream has under way is its to carry on
+        self.driver: Errand | None = None
         self._rate = rate
         self._now = now
         self._net = net
@@ -109,6 +114,8 @@ class Process:
         else:
             if self.last_event is None:
                 self.last_event = outcome.last_event
+            if outcome.duty:
+                self.duty_until = sent_at + outcome.timings.heartbeat_seconds
             # The lease may have passed while the answer was on its way: workers have noticed, so the session has to.
             self.apply(session.tick(self.now))
             self.apply(session.accepted(request, outcome, sent_at=sent_at))

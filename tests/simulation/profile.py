@@ -43,6 +43,8 @@ THINGS: Mapping[str, int] = {
     "restore": 1,
     "operate": 12,
 }
+# The same of what a stream has that is resharded.
+RESHARDING: Mapping[str, int] = {"reshard": 12, "drive": 80, "lose_route": 1}
 # What a schedule may do without.
 OPTIONAL = (
     *(
@@ -197,6 +199,9 @@ class Profile:
         patience_ms: how long a process waits for an answer.
         rates: speeds of the clocks of processes; a lease is safe up to a tenth less than Redis's.
         keys: number of partition keys.
+        reshards: the number of shards changes.
+        takes_back: percentage of an operator's looks at a resharding that take it back.
+        unordered: percentage of reshardings that do not keep the order of keys.
         failing: percentage of handler calls that fail.
         things: weight of each thing that may happen.
         steps: how many things are tried in phase one.
@@ -217,6 +222,9 @@ class Profile:
     rates: tuple[float, ...]
     keys: int
     failing: int
+    reshards: bool
+    takes_back: int
+    unordered: int
     things: Mapping[str, int]
     steps: int
 
@@ -261,10 +269,30 @@ def profile(seed: int) -> Profile:
         rates=rng.choice(((1.0,), (1.0, 0.93, 1.05), (1.0, 0.93, 1.2))),
         keys=rng.choice((1, 2, 4, 8)),
         failing=rng.choice((0, 5, 20)),
+        reshards=False,
+        takes_back=0,
+        unordered=0,
         things=things,
         steps=1500 if focus in ("leases", "late reports") else rng.choice((150, 300, 600)),
     )
-    return drawn if race is None else attrs.evolve(drawn, focus=race.name, **race.fixed)
+    if race is not None:
+        return attrs.evolve(drawn, focus=race.name, **race.fixed)
+    return drawn if rng.random() < 0.55 else _resharded(drawn, rng)
+
+
+def _resharded(drawn: Profile, rng: random.Random) -> Profile:
+    things = {name: weight for name, weight in drawn.things.items() if name not in RARE}
+    things.update((name, 10 * weight) for name, weight in RESHARDING.items())
+    if rng.random() < 0.5:
+        del things["lose_route"]
+    return attrs.evolve(
+        drawn,
+        reshards=True,
+        takes_back=rng.choice((0, 10, 40)),
+        unordered=rng.choice((0, 0, 0, 50)),
+        things=things,
+        steps=max(600, drawn.steps),
+    )
 
 
 def schedule(seed: int, of: Profile) -> list[tuple[str, int]]:

@@ -175,6 +175,11 @@ class GroupRecord:
         # The counter may have gone back since.
         self.gone[nonce] = (how, max(self.header.get(b"grant_counter", 0), self.was(b"grant_counter"), before))
 
+    def reads(self, shard: int) -> bool:
+        """Whether members may be given a shard."""
+        found = self.shards.get(shard)
+        return found is not None and found.readable
+
     def how_ended(self, nonce: str, token: int) -> str:
         """Return how a session ended, as far as it concerns this token; empty if it did not."""
         how, counter = self.gone.get(nonce, ("", 0))
@@ -200,7 +205,7 @@ class GroupRecord:
         for index, shard in shards.items():
             assert shard.holder is None or index in held, f"the holder of shard {index} does not list it"
             assert shard.token <= header[b"grant_counter"], f"token of shard {index} above the counter"
-            if settled:
+            if settled and shard.readable:
                 assert shard.target is not None or not live, f"shard {index} has no target"
                 assert shard.target is None or shard.target in live or not live, (
                     f"target of shard {index}: {shard.target}"
@@ -209,8 +214,9 @@ class GroupRecord:
                     counts[shard.target] += 1
         if live and settled and self.exchanged != header[b"assignment_epoch"]:
             total = sum(live.values())
+            readable = sum(shard.readable for shard in shards.values())
             for name, weight in live.items():
-                fair = len(shards) * weight / total
+                fair = readable * weight / total
                 assert fair - 1 < counts[name] < fair + 1, f"{name} is meant to get {counts[name]}, its part is {fair}"
 
     def check_growth(self) -> None:
@@ -222,7 +228,8 @@ class GroupRecord:
         if self.old_members or self.old_shards:
             assert self.header[b"version"] > self.was(b"version"), "changed under the same version"
         for index, old in self.old_shards.items():
-            assert old is None or self.shards[index].token >= old.token, f"the token of shard {index} went backwards"
+            shard = self.shards.get(index)
+            assert old is None or shard is None or shard.token >= old.token, f"token of shard {index} went backwards"
         for name, before in self.old_members.items():
             member = self.members.get(name)
             if member is None:
@@ -257,7 +264,7 @@ class GroupRecord:
             self._check_ends(request, now_ms)
             for index, old in self.old_shards.items():
                 if old is not None:
-                    self._check_shard(index, old, self.shards[index], request, now_ms)
+                    self._check_shard(index, old, self.shards.get(index), request, now_ms)
             self._check_grants(request)
         if isinstance(outcome, CoordError):
             self._check_refusal(request, outcome, now_ms, fresh=fresh)
@@ -272,6 +279,25 @@ class GroupRecord:
             assert request.version <= self.was(b"version"), "a witness of a later record was accepted"
         elif before is not None and before.nonce != request.nonce:
             assert request.replaces == before.nonce, "a session was replaced that was not named"
+
+    def after_readable(self) -> None:
+        """Judge a word about which shards may be read: nothing changes hands by it."""
+        if not self.touched:
+            return
+        if not self.restored:
+            self.check_growth()
+        self.check_whole()
+        changed = False
+        for index, old in self.old_shards.items():
+            new = self.shards.get(index)
+            changed = changed or (old is not None and old.readable) != (new is not None and new.readable)
+            before = None if old is None else (old.holder, old.token)
+            if new is None:
+                assert before is None or before[0] is None, f"shard {index} was taken from {before}"
+            elif before is not None:
+                assert before == (new.holder, new.token), f"shard {index} went from {before} by a word about shards"
+        grown = self.header[b"group_epoch"] > self.was(b"group_epoch")
+        assert changed == grown, "shards came or went without a new group epoch" if changed else "nothing changed"
 
     def _after_restored(self, request: HeartbeatRequest, outcome: HeartbeatReply | CoordError) -> None:
         """After the record went back: what one look shows, that it grows and gives no token twice, and that nobody
@@ -333,7 +359,7 @@ class GroupRecord:
         assert self.header[b"assignment_epoch"] == self.header[b"group_epoch"], "the target was not computed"
         if self.header[b"assignment_epoch"] == self.was(b"assignment_epoch"):
             for index, old in self.old_shards.items():
-                same = old is None or old.target == self.shards[index].target
+                same = old is None or index not in self.shards or old.target == self.shards[index].target
                 assert same, f"the target of shard {index} changed within an assignment epoch"
 
     def _away(self, now_ms: int) -> bool:
@@ -379,10 +405,12 @@ class GroupRecord:
         return 0 if shard is None else shard.deadline_ms
 
     def _check_shard(
-        self, index: int, old: ShardRecord, new: ShardRecord, request: HeartbeatRequest, now_ms: int
+        self, index: int, old: ShardRecord, new: ShardRecord | None, request: HeartbeatRequest, now_ms: int
     ) -> None:
         """A shard changes hands only after its holder gave it up, or is gone; and never under the same token."""
-        if new.token == old.token and new.holder is not None:
+        if new is None:
+            assert not old.readable, f"shard {index} went away, and is to be read"
+        elif new.token == old.token and new.holder is not None:
             assert new.holder == old.holder, f"shard {index} changed hands under one token"
         if old.holder is None:
             return
@@ -390,7 +418,7 @@ class GroupRecord:
         assert holder is not None
         now = self.members.get(old.holder)
         same_session = now is not None and now.nonce == holder.nonce
-        if (new.holder, new.token) == (old.holder, old.token):
+        if new is not None and (new.holder, new.token) == (old.holder, old.token):
             assert same_session, f"shard {index} went to another session of {old.holder} under the same token"
             return
         if not same_session:
@@ -404,8 +432,8 @@ class GroupRecord:
     def _check_grants(self, request: HeartbeatRequest) -> None:
         """Whoever drains gets nothing new; and each grant has a token of its own."""
         for index, old in self.old_shards.items():
-            new = self.shards[index]
-            if new.holder is None or old is None or (old.holder, old.token) == (new.holder, new.token):
+            new = self.shards.get(index)
+            if new is None or new.holder is None or old is None or (old.holder, old.token) == (new.holder, new.token):
                 continue
             assert new.token > self.was(b"grant_counter"), f"the token {new.token} of shard {index} is not new"
             mine, before = self.members[new.holder], self.was_member(new.holder)

@@ -7,6 +7,7 @@ a loss in Redis.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +19,11 @@ from redis_stream_coord.session import State
 
 from .chance import Chance
 from .errands import Operator, Publisher
+from .healing import Healing
 from .judge import Judge
 from .member import Process
 from .profile import Profile
+from .resharding import MOST_SHARDS, Resharder
 from .store import BEGIN_MS, Store
 from .work import Work
 
@@ -28,7 +31,7 @@ STREAM = "orders"
 _WEIGHTS = (0.5, 1.0, 1.0, 1.0, 2.0)
 _MOST_PROCESSES = 6
 # Commands that do little harm when they come late.
-_SMALL = frozenset({"ack", "heard", "layout", "note_deliveries", "publish", "read", "trim"})
+_SMALL = frozenset({"ack", "describe", "evidence", "heard", "layout", "note_deliveries", "publish", "read", "resharding", "trim"})
 
 
 class Flight:
@@ -61,7 +64,8 @@ class World:
         self.store = store
         self.profile = profile
         self.keys = [GroupKeys(STREAM, name) for name in ("billing", "shipping")[: profile.groups]]
-        self.judge = Judge(store, self.keys, profile.shards)
+        self.top = MOST_SHARDS if profile.reshards else profile.shards  # how many shards there may ever be
+        self.judge = Judge(store, self.keys, self.top)
         self.processes: list[Process] = []
         self.flights: list[Flight] = []
         self.wire: list[tuple[Command[Any], Any]] = []  # sent long ago, not arrived yet
@@ -76,6 +80,7 @@ class World:
         self._nonces = 0
         self.publisher = Publisher(self, STREAM)
         self.operator = Operator(self, STREAM)
+        self.resharder = Resharder(self, STREAM)
         for keys in self.keys:
             self.operator.create(keys, profile.shards, profile.timings)
             self.operator.finish()
@@ -228,11 +233,11 @@ class World:
         if process is not None:
             self._staging = self._in_trouble(process)
             for _ in range(3):
-                if not process.all_works or self._work(process, self.chance.pick(process.all_works)):
+                if not process.all_works or self.go_on(process, self.chance.pick(process.all_works)):
                     break
             self._staging = False
 
-    def _work(self, process: Process, work: Work) -> bool:
+    def go_on(self, process: Process, work: Work) -> bool:
         """Let a worker do one thing, if there is one. Returns whether there was."""
         running = [slot for slot in work.slots if slot.running]
         acts: list[Callable[[], None]] = []
@@ -423,12 +428,17 @@ class World:
         self._lose(key, "DEL", key)
 
     def lose_fence(self) -> None:
-        key = self.chance.pick(self.keys).fence(self.chance.below(self.profile.shards))
+        key = self.chance.pick(self.keys).fence(self.chance.below(self.top))
         self._lose(key, "DEL", key)
 
     def lose_consumer_group(self) -> None:
-        stream = StreamKeys(STREAM).shard(self.chance.below(self.profile.shards)).stream
-        self._lose(stream, "XGROUP", "DESTROY", stream, self.chance.pick(self.keys).group)
+        stream = StreamKeys(STREAM).shard(self.chance.below(self.top)).stream
+        with contextlib.suppress(CoordError):  # a shard that was never there
+            self._lose(stream, "XGROUP", "DESTROY", stream, self.chance.pick(self.keys).group)
+
+    def lose_route(self) -> None:
+        key = StreamKeys(STREAM).shard(self.chance.below(self.top)).route
+        self._lose(key, "DEL", key)
 
     def rollback(self) -> None:
         """A failover: the latest writes are lost, on all slots or on some."""
@@ -442,13 +452,27 @@ class World:
         self.steps += 1
         slots = None
         if self.chance.likely(30):
-            slots = [f"{STREAM}:{shard}" for shard in range(self.profile.shards) if self.chance.likely(50)]
+            slots = [f"{STREAM}:{shard}" for shard in range(self.top) if self.chance.likely(50)]
             slots += [f"{STREAM}:{keys.group}" for keys in self.keys if self.chance.likely(50)]
         calls = max(self._begun, self.store.calls - calls)
         self.say("rolled back to call {} on {}", calls, slots or "all slots")
         self.rolled_back = True
         self.judge.roll_back(calls, slots)
         self.store.ms += 5  # what is lost took at least that long
+
+    # --- reshardings ------------------------------------------------------------------------------------------------
+
+    def reshard(self) -> None:
+        self.resharder.step()
+
+    def drive(self) -> None:
+        self.resharder.drive()
+
+    def wait(self) -> None:
+        """Some time passes while somebody waits for something; whoever carries a resharding on does so."""
+        self.store.ms += 100
+        for process in self.processes:
+            self.resharder.drive_as(process, 8)
 
     # --- operators ----------------------------------------------------------------------------------------------------
 
@@ -483,108 +507,12 @@ class World:
 
     # --- phase two ----------------------------------------------------------------------------------------------------
 
+    def land(self, flight: Flight) -> None:
+        """Something that was under way arrives, and is answered."""
+        if not flight.executed:
+            self._execute(flight)
+        self._answer(flight)
+
     def heal(self) -> None:
-        """From here on nothing goes wrong: every shard is owned and every entry handled within the promised time.
-
-        Raises:
-            AssertionError: it is not, or the group does not come to rest then.
-        """
-        self.troubled = False
-        self.chance = Chance(7)
-        self.say("faults are over")
-        while self.wire:
-            command, about = self.wire.pop()
-            self.perform(command, about, fresh=False)
-        for process in self.processes:
-            process.frozen = process.cut = False
-        while self.flights:
-            flight = self.flights.pop()
-            if not flight.executed:
-                self._execute(flight)
-            self._answer(flight)
-        self.publisher.finish()
-        self.operator.finish()
-        self.operator.contended = False
-        for keys in self.keys:
-            if self.rolled_back and self.judge.deliveries[keys.group].is_behind():
-                # Its record is of an earlier lifecycle than its shards: that is for an operator to mend.
-                self.operator.recreate(keys, "oldest")
-                self.operator.finish()
-            elif not self.judge.records[keys.group].header:
-                # Not created anew yet, or deleted by a request that came late, which nobody has finished.
-                self.operator.recreate(keys, "oldest")
-                self.operator.finish()
-            elif "recreate" in self.profile.things:
-                self.operator.create(keys, None, self.profile.timings)
-                self.operator.finish()
-            if all(p.session.state is State.LEAVING for p in self.processes if p.keys is keys):
-                self.begin(keys, "a")
-        timings = self.profile.timings
-        promised = timings.lease_seconds + timings.rebalance_seconds + 2 * timings.heartbeat_seconds
-        if self.rolled_back:
-            # How long a correction round may last: one lease for strangers, or one rebalance timeout.
-            promised += max(timings.lease_seconds, timings.rebalance_seconds) + timings.heartbeat_seconds
-        began = self.seconds()
-        # A clock that runs slow or fast takes its part of the heartbeats.
-        self._live(promised * 1.1, until=self.settled)
-        assert self.settled(), f"not settled {promised} s after the last fault: {self.unsettled()}"
-        self.say("settled after {} s", self.seconds() - began)
-        self._live(2 * timings.heartbeat_seconds, until=lambda: False)
-        self.judge.nobody_lost_anything()
-        before = [record.summary() for record in self.judge.records.values()]
-        self._live(2 * timings.heartbeat_seconds, until=lambda: False)
-        after = [record.summary() for record in self.judge.records.values()]
-        assert after == before, f"nothing happens, and the record changes from {before} to {after}"
-
-    def _live(self, seconds: float, *, until: Callable[[], bool]) -> None:
-        end = self.seconds() + seconds
-        while not until() and self.seconds() < end:
-            for keys in self.keys:
-                if not any(process.keys is keys for process in self.processes):
-                    self.begin(keys, "a")  # one of two processes of one id gave up, and the other was about to end
-            for process in list(self.processes):
-                self._let_work(process)
-            self.steps += 1
-            self.store.ms += 500
-            for process in self.processes:
-                process.tick()
-                for work in process.all_works:
-                    work.waits = False
-
-    def _let_work(self, process: Process) -> None:
-        for _ in range(5000):
-            if process.dead:
-                return
-            busy = False
-            for work in list(process.all_works):
-                busy = self._work(process, work) or busy
-            if process.beats_now():
-                process.beat()
-            elif not busy:
-                return
-        raise AssertionError(f"{process.name} is busy without end")
-
-    def unsettled(self) -> list[str]:
-        """Return what is not as it should be, in words."""
-        found: list[str] = []
-        for keys in self.keys:
-            record = self.judge.records[keys.group]
-            readers = {p.session.nonce: p for p in self.processes if p.keys is keys}
-            sessions = {member.nonce: member.weight for member in record.members.values()}
-            wanted = {nonce: round(process.session.weight * 1000) for nonce, process in readers.items()}
-            if sessions != wanted:
-                # The dead have not expired yet, or of two processes of one id the one that has to go does not know yet.
-                found.append(f"members {sessions}, processes {wanted}")
-            for index, shard in record.shards.items():
-                holder = record.members.get(shard.holder or "")
-                if holder is None or shard.holder != shard.target or shard.state != b"assigned":
-                    found.append(f"shard {index}: {shard.text!r}")
-                elif holder.nonce not in readers:
-                    found.append(f"shard {index} is held by nobody who lives: {shard.text!r}")
-                elif index not in readers[holder.nonce].works or not readers[holder.nonce].works[index].claimed:
-                    found.append(f"{holder.nonce} does not read shard {index}")
-        return found
-
-    def settled(self) -> bool:
-        """Whether every shard is read by the process that it is meant for."""
-        return not self.unsettled()
+        """See `Healing`."""
+        Healing(self).run()
