@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from . import commands, verification
+from . import commands, reshard, verification
 from .backups import Backup, GroupBackup, StreamBackup
 from .commands import Saga, Scan, StreamView
-from .errors import ConfigError, MetadataError, NotFoundError, refused
+from .errors import ConfigError, CoordError, MetadataError, NotFoundError, refused
 from .group_view import GroupView
 from .keys import GroupKeys, StreamKeys
 from .models import Timings
@@ -247,24 +247,22 @@ class Repairs(Scaling):
             view: StreamView = yield commands.resharding(keys)
             if view.saga is not None and view.saga.active:
                 raise refused("RESHARDING", f"{view.saga.state}: its driver makes missing routes", stream=keys.stream)
-            epoch, missing, done = view.layout.epoch, [], []
+            epoch, shut = view.layout.epoch, []
             for shard in range(view.layout.shards):
                 route = yield commands.route(keys, shard)
-                if route.epoch is None:
-                    missing.append(shard)
-                elif route.epoch > epoch:
+                if route.epoch is not None and route.epoch > epoch:
                     why = f"the route of shard {shard} has epoch {route.epoch}, the record {epoch}"
                     raise refused("AHEAD", why, stream=keys.stream, shard=shard)
+                if route.state != "open":
+                    shut.append(shard)
             if recorded is None:
                 # Before the change, as for the index.
-                said = ", ".join(f"shard {shard}" for shard in missing) or "nothing to do"
+                said = ", ".join(f"shard {shard}" for shard in shut) or "nothing to do"
                 yield commands.note_repair(keys, f"routes: {said}", **request.said())
-            for shard in missing:
-                made = yield commands.rebuild(keys, shard, view)
-                if made:
-                    # A resharding that was begun meanwhile has closed it for a later epoch, and this is refused.
-                    yield commands.open_route(keys, shard, epoch=epoch, layout=view.layout.layout)
-                    done.append(f"shard {shard} made anew")
-            return done
+            mended: dict[int, CoordError | None] = yield from reshard.mend_routes(keys)
+            for error in mended.values():
+                if error is not None:
+                    raise error
+            return [f"shard {shard} made anew" for shard in mended]
 
         return self.carry_out(request, work)

@@ -97,27 +97,27 @@ def look(keys: StreamKeys) -> Saga[Resharding | None]:
     return describe(keys.stream, view, waits)
 
 
-def mend_routes(keys: StreamKeys) -> Saga[list[int]]:
-    """Make routes that were lost, and open them, while no resharding is under way; its drivers do it otherwise.
+def mend_routes(keys: StreamKeys) -> Saga[dict[int, CoordError | None]]:
+    """Make routes that were lost, and open them, while no resharding is under way; its drivers do it otherwise. Whoever
+    made one may have died before it was open.
 
     Returns:
-        The shards that had none.
+        The shards that had none, or a closed one; each with what stood in the way, or ``None``.
     """
     view: StreamView = yield commands.resharding(keys)
     if view.layout.state != "active" or (view.saga is not None and view.saga.active):
-        return []
-    found, _ = yield from _all((shard, commands.rebuild(keys, shard, view)) for shard in range(view.layout.shards))
-    made = [shard for shard, new in found.items() if new]
-    if made:
-        # Read again: only a record that was read after the route was made may open it.
-        view = yield commands.resharding(keys)
-        layout = view.layout
-        yield from _all(
-            (shard, commands.open_route(keys, shard, epoch=layout.epoch, layout=layout.layout))
-            for shard in made
-            if shard < layout.shards and not (view.saga is not None and view.saga.active)
-        )
-    return made
+        return {}
+    found, _ = yield from _all((shard, commands.route(keys, shard)) for shard in range(view.layout.shards))
+    shut = [shard for shard, route in found.items() if route.state != "open"]
+    if not shut:
+        return {}
+    _, errors = yield from _all((shard, commands.rebuild(keys, shard, view)) for shard in shut)
+    # Read again: only a record that was read after the route was made may open it.
+    view = yield commands.resharding(keys)
+    if view.saga is None or not view.saga.active:
+        there = [shard for shard in shut if shard not in errors and shard < view.layout.shards]
+        errors |= (yield from _all(_opening(keys, view, there)))[1]
+    return {shard: errors.get(shard) for shard in shut}
 
 
 def carry_on(keys: StreamKeys, view: StreamView) -> Saga[tuple[bool, Waits]]:
@@ -279,18 +279,12 @@ def _close(keys: StreamKeys, view: StreamView, saga: SagaRecord, shards: Sequenc
 
 def _open(keys: StreamKeys, view: StreamView, saga: SagaRecord, shards: Iterable[int]) -> Saga[tuple[bool, Waits]]:
     """Open the shards of the layout that was decided. One whose route lost its close is closed again first."""
-    chosen = list(shards)
-    layout = view.layout
-
-    def opening(some: Iterable[int]) -> list[tuple[int, Command[None]]]:
-        return [(i, commands.open_route(keys, i, epoch=layout.epoch, layout=layout.layout)) for i in some]
-
-    _, errors = yield from _all(opening(chosen))
+    _, errors = yield from _all(_opening(keys, view, shards))
     lost = [shard for shard, error in errors.items() if error.word in ("NOT_CLOSED", "ROUTE_MISSING")]
     # While it is prepared to go back, the epoch is that of the way back already: the shard waits for its cut-over.
-    if lost and saga.epoch == layout.epoch:
+    if lost and saga.epoch == view.layout.epoch:
         failed = yield from _close(keys, view, saga, lost)
-        _, still = yield from _all(opening(shard for shard in lost if shard not in failed))
+        _, still = yield from _all(_opening(keys, view, (shard for shard in lost if shard not in failed)))
         errors = {shard: error for shard, error in errors.items() if shard not in lost} | failed | still
     elif lost:
         errors = {shard: error for shard, error in errors.items() if shard not in lost}
@@ -298,6 +292,11 @@ def _open(keys: StreamKeys, view: StreamView, saga: SagaRecord, shards: Iterable
         return False, [_blocked(error) for error in errors.values()]
     yield commands.advance(keys, saga, "OPENED")
     return True, []
+
+
+def _opening(keys: StreamKeys, view: StreamView, shards: Iterable[int]) -> list[tuple[int, Command[None]]]:
+    layout = view.layout
+    return [(shard, commands.open_route(keys, shard, epoch=layout.epoch, layout=layout.layout)) for shard in shards]
 
 
 def _drain(keys: StreamKeys, view: StreamView, saga: SagaRecord) -> Saga[tuple[bool, Waits]]:
@@ -334,20 +333,16 @@ def _mend(
     errors: Mapping[int, CoordError],
 ) -> Saga[bool]:
     """Close again what Redis forgot to have closed, in a failover or because the route key was lost, and note the
-    larger cuts; open it if the layout has it. Returns whether anything was mended.
+    larger cuts; open it if the layout has it, also where another driver died in between. Returns whether anything was
+    mended.
     """
     lost = [shard for shard, found in evidence.items() if not found.closed_for(saga.epoch)]
     lost += [shard for shard, error in errors.items() if error.word == "ROUTE_MISSING"]
-    if not lost:
-        return False
-    failed = yield from _close(keys, view, saga, lost)
-    layout = view.layout
-    yield from _all(
-        (shard, commands.open_route(keys, shard, epoch=layout.epoch, layout=layout.layout))
-        for shard in lost
-        if shard < layout.shards and shard not in failed
-    )
-    return len(failed) < len(lost)
+    failed = (yield from _close(keys, view, saga, lost)) if lost else {}
+    shut = [shard for shard, found in evidence.items() if found.closed_for(saga.epoch) and found.state == "closed"]
+    wanted = [shard for shard in lost + shut if shard < view.layout.shards and shard not in failed]
+    opened, _ = yield from _all(_opening(keys, view, wanted))
+    return bool(opened) or len(failed) < len(lost)
 
 
 def _pass(keys: StreamKeys, view: StreamView, saga: SagaRecord, found: Standing) -> Saga[bool]:
@@ -373,7 +368,10 @@ def _pass(keys: StreamKeys, view: StreamView, saga: SagaRecord, found: Standing)
 
 
 def _complete(keys: StreamKeys, view: StreamView, saga: SagaRecord) -> Saga[tuple[bool, Waits]]:
+    """Leave nothing behind: every route of the layout is open, and no cut holds anybody."""
+    _, shut = yield from _all(_opening(keys, view, range(view.layout.shards)))
     _, errors = yield from _all((shard, commands.settle(keys, shard, saga.epoch)) for shard in saga.union)
+    errors |= shut
     missing = {shard: error for shard, error in errors.items() if error.word == "ROUTE_MISSING"}
     if missing and (yield from _mend(keys, view, saga, {}, missing)):
         return True, []
@@ -395,12 +393,7 @@ def _reopen(keys: StreamKeys, view: StreamView, saga: SagaRecord) -> Saga[tuple[
         if not late:
             return (yield from _open(keys, view, saga, range(saga.source)))
         # Each shard may open as soon as it is closed for this epoch: producers need not wait for the others.
-        layout = view.layout
-        yield from _all(
-            (shard, commands.open_route(keys, shard, epoch=layout.epoch, layout=layout.layout))
-            for shard in range(saga.source)
-            if shard not in late
-        )
+        yield from _all(_opening(keys, view, (shard for shard in range(saga.source) if shard not in late)))
         return False, [_blocked(error) for error in late.values()]
     groups = [name for name, group in view.groups.items() if group.drained < saga.epoch]
     _, missing = yield from _all(

@@ -202,9 +202,7 @@ class Publisher:
         self._events = 0
 
     def _producer(self) -> Publishing:
-        return Publishing(
-            self.stream, self._settings, fenced=True, lease_seconds=10.0, lock=contextlib.nullcontext()
-        )
+        return Publishing(self.stream, self._settings, fenced=True, lease_seconds=10.0, lock=contextlib.nullcontext())
 
     def _draw(self) -> Outgoing:
         """Make an entry."""

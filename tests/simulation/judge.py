@@ -204,7 +204,9 @@ class Judge:
                 assert place == (shard, one.detail), f"{event} is no duplicate"
             elif one.word == "OK":
                 assert known is None or known.excused or self.events_lost, f"{event} was published twice: {known}"
-                item = Item(shard, one.detail, key, event, self.performed, layout=self.layout.decided, era=self.layout.era)
+                item = Item(
+                    shard, one.detail, key, event, self.performed, layout=self.layout.decided, era=self.layout.era
+                )
                 self.items[shard, one.detail] = item
                 if event is not None:
                     self.events[event] = item

@@ -31,7 +31,9 @@ STREAM = "orders"
 _WEIGHTS = (0.5, 1.0, 1.0, 1.0, 2.0)
 _MOST_PROCESSES = 6
 # Commands that do little harm when they come late.
-_SMALL = frozenset({"ack", "describe", "evidence", "heard", "layout", "note_deliveries", "publish", "read", "resharding", "trim"})
+_SMALL = frozenset(
+    {"ack", "describe", "evidence", "heard", "layout", "note_deliveries", "publish", "read", "resharding", "trim"}
+)
 
 
 class Flight:

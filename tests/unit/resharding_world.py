@@ -200,13 +200,17 @@ class World:
         return any(len(self.handled[name]) < len(self.published) for name in self.groups)
 
     def look(self) -> Resharding:
-        saga = reshard.look(KEYS)
+        found: Resharding = self.drive(reshard.look(KEYS))
+        return found
+
+    def drive(self, saga: Saga[Any]) -> Any:
+        """Carry out what a saga yields. Returns: its result."""
         result: Any = None
         while True:
             try:
                 step = saga.send(result)
             except StopIteration as over:
-                return over.value  # type: ignore[no-any-return]
+                return over.value
             assert isinstance(step, (Command, Together))
             result = self.group.run(step) if isinstance(step, Command) else [self.group.run(c) for c in step.commands]
 

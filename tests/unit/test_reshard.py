@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from redis_stream_coord import ConflictError, CoordError, commands
+from redis_stream_coord import ConflictError, CoordError, commands, reshard
 from redis_stream_coord.keys import GroupKeys
 from redis_stream_coord.routing import PROTOCOLS
 from redis_stream_coord.scaling import moved_share
@@ -295,6 +295,39 @@ def test_a_lost_route_is_made_anew(state: str, target: int) -> None:
         some.finish()
         some.check_layout(target)
         some.check()
+
+
+def _shut_in_the_midst(some: Any, shard: int) -> None:
+    """A route is lost, and whoever makes it anew dies before it is open."""
+    some.group.client.delete(KEYS.shard(shard).route)
+    some.group.run(commands.rebuild(KEYS, shard, some.view()))
+    saga = some.view().saga
+    if saga is not None and saga.active:
+        some.group.run(commands.close(KEYS, shard, saga))
+
+
+@pytest.mark.parametrize(("target", "shard"), [(2, 1), (6, 1), (6, 5)], ids=["stays", "loses keys", "added"])
+def test_a_route_that_was_made_anew_and_never_opened_is_opened_by_another_driver(target: int, shard: int) -> None:
+    with world(5) as some:
+        work(some, 60)
+        some.scale(target)
+        until(some, Driver(some), "DRAINING")
+        some.group.run(commands.advance(KEYS, some.view().saga, "OPENED"))  # type: ignore[arg-type]
+        for other in range(target):
+            layout = some.view().layout
+            some.group.run(commands.open_route(KEYS, other, epoch=layout.epoch, layout=layout.layout))
+        _shut_in_the_midst(some, shard)
+        some.finish()
+        some.check_layout(target)
+        some.check()
+
+
+def test_a_route_that_was_made_anew_and_never_opened_is_opened_without_a_resharding() -> None:
+    with world(5) as some:
+        _shut_in_the_midst(some, 2)
+        assert some.drive(reshard.mend_routes(KEYS)) == {2: None}
+        some.check_layout(4)
+        assert some.drive(reshard.mend_routes(KEYS)) == {}
 
 
 def test_a_shard_whose_close_was_lost_is_closed_again_and_its_larger_cut_counts() -> None:
