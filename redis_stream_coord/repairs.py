@@ -166,7 +166,9 @@ class Repairs(Scaling):
                 if view.incarnation != int(recorded):
                     return view
             deleted = yield commands.deletion(keys)
-            layout = yield from self._when_not_busy(commands.register(keys, shards=None, routing="jump-v1"))
+            layout = yield from self._when_not_busy(
+                self.stream_keys(stream), commands.register(keys, shards=None, routing="jump-v1")
+            )
             made = yield from self._provision(keys, layout, "oldest")
             if recorded is None:
                 made = yield commands.create(

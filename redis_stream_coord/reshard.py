@@ -79,6 +79,17 @@ def drive(
             yield Pause(_POLL_SECONDS[min(idle, len(_POLL_SECONDS)) - 1])
 
 
+def leave_cut_over(keys: StreamKeys, *, goes_on: Callable[[], bool]) -> Saga[None]:
+    """Carry a resharding on for as long as it is at its cut-over: what waits for that may be needed to end it."""
+    at_cut_over = True
+
+    def see(found: Resharding) -> None:
+        nonlocal at_cut_over
+        at_cut_over = found.state == "CUTOVER"
+
+    yield from drive(keys, goes_on=lambda: at_cut_over and goes_on(), progress=see)
+
+
 def look(keys: StreamKeys) -> Saga[Resharding | None]:
     """Find out how far the resharding of a stream is, without doing anything for it."""
     view: StreamView = yield commands.resharding(keys)
@@ -241,6 +252,9 @@ def _cut_over(keys: StreamKeys, view: StreamView, saga: SagaRecord) -> Saga[tupl
 
 def _consume(keys: StreamKeys, view: StreamView, saga: SagaRecord, groups: list[str]) -> Saga[tuple[bool, Waits]]:
     evidence, errors = yield from _gather(keys, view, groups)
+    if lost := _lost(saga, evidence, errors):
+        failed = yield from _close(keys, view, saga, lost)
+        return len(failed) < len(lost), [_blocked(error) for error in failed.values()]
     waits, moved = [_blocked(error) for error in errors.values()], False
     for name in groups:
         found = standing(view, name, evidence)
@@ -325,6 +339,12 @@ def _drain(keys: StreamKeys, view: StreamView, saga: SagaRecord) -> Saga[tuple[b
     return moved, waits
 
 
+def _lost(saga: SagaRecord, evidence: Mapping[int, Evidence], errors: Mapping[int, CoordError]) -> list[int]:
+    """Return the shards that were closed, and whose routes do not say so any more."""
+    lost = [shard for shard, found in evidence.items() if not found.closed_for(saga.epoch)]
+    return lost + [shard for shard, error in errors.items() if error.word == "ROUTE_MISSING"]
+
+
 def _mend(
     keys: StreamKeys,
     view: StreamView,
@@ -336,8 +356,7 @@ def _mend(
     larger cuts; open it if the layout has it, also where another driver died in between. Returns whether anything was
     mended.
     """
-    lost = [shard for shard, found in evidence.items() if not found.closed_for(saga.epoch)]
-    lost += [shard for shard, error in errors.items() if error.word == "ROUTE_MISSING"]
+    lost = _lost(saga, evidence, errors)
     failed = (yield from _close(keys, view, saga, lost)) if lost else {}
     shut = [shard for shard, found in evidence.items() if found.closed_for(saga.epoch) and found.state == "closed"]
     wanted = [shard for shard in lost + shut if shard < view.layout.shards and shard not in failed]

@@ -94,7 +94,7 @@ class Sagas(Governance):
             if deleted is not None and deleted.endswith("unfinished"):
                 raise refused("DELETED_MEANWHILE", deleted, stream=stream, group=group)
             register = commands.register(keys, shards=shards, routing=protocol, retention=kept)
-            layout = yield from self._when_not_busy(register)
+            layout = yield from self._when_not_busy(self.stream_keys(stream), register)
             incarnation = yield from self._provision(keys, layout, start)
             if recorded is None:
                 incarnation = yield from self._decide(keys, incarnation, layout, timings, deleted, exist_ok, request)
@@ -137,7 +137,7 @@ class Sagas(Governance):
         """Do what follows the deciding write. It repeats harmlessly, and finishes a creation that was interrupted."""
         while True:
             command = commands.activate(keys, layout.layout, incarnation=incarnation)
-            present = yield from self._when_not_busy(command)
+            present = yield from self._when_not_busy(self.stream_keys(keys.stream), command)
             if present.epoch == layout.epoch:
                 break
             # A resharding was decided meanwhile, without this group.
@@ -171,16 +171,20 @@ class Sagas(Governance):
             incarnation = max(incarnation, found + 1)
         return incarnation
 
-    def _when_not_busy(self, command: Command[Layout]) -> Saga[Layout]:
-        """Send a command again while a resharding is at its cut-over, which takes milliseconds."""
-        deadline = self.settings.machine.clock() + self.settings.timeout_seconds
+    def _when_not_busy(self, keys: StreamKeys, command: Command[Layout]) -> Saga[Layout]:
+        """Send a command again while a resharding is at its cut-over, which takes milliseconds. Perhaps nobody else is
+        there to carry it on: there may be no group whose members could.
+        """
+        clock = self.settings.machine.clock
+        deadline = clock() + self.settings.timeout_seconds
         while True:
             try:
                 layout: Layout = yield command
             except CoordError as error:
-                if error.word != "BUSY" or self.settings.machine.clock() > deadline:
+                if error.word != "BUSY" or clock() > deadline:
                     raise
                 yield Pause(_BUSY_PAUSE_SECONDS)
+                yield from reshard.leave_cut_over(keys, goes_on=lambda: clock() <= deadline)
             else:
                 return layout
 

@@ -108,6 +108,9 @@ def standing(view: StreamView, name: str, evidence: Mapping[int, Evidence]) -> S
             # One that was created since then never read the shards that went.
             if shard >= view.layout.shards and group.since >= barrier.epoch:
                 continue
+            # Nothing comes there any more, and the group may have left it; its consumer group may be gone since.
+            if shard in saga.removed and saga.state == "DRAINING" and group.drained >= saga.epoch:
+                continue
             left += _left(view, name, shard, barrier, evidence.get(shard))
         waits += left
         passed = passed and not left

@@ -4,6 +4,7 @@
 -- @include int
 -- @include fence
 -- @include route
+-- @include position
 -- @key stream
 -- @key fence
 -- @key route
@@ -21,10 +22,13 @@ if arg.resharding > 0 then
   if route.compare(now, arg.resharding, 'closed') >= 0 then refuse('LATE', int(now.epoch) .. ' ' .. now.state) end
 end
 local stored = fence.read(key.fence)
--- A consumer group that vanished goes on where it was: at the start everything would come again.
-local start = redis.call('HGET', key.fence, 'position') or arg.start
-local made = redis.pcall('XGROUP', 'CREATE', key.stream, arg.group, start, 'MKSTREAM')
+-- A consumer group that vanished goes on where it was: at the start everything would come again, at the end of what is
+-- there now entries would be lost. So where it begins is noted as well, for the time before its first acknowledgement.
+local known = redis.call('HGET', key.fence, 'position')
+local begins = known or (arg.start == '$' and position.last_id(key.stream) or '0-0')
+local made = redis.pcall('XGROUP', 'CREATE', key.stream, arg.group, begins, 'MKSTREAM')
 if made.err and not string.find(made.err, 'BUSYGROUP', 1, true) then return made end
+if not made.err and not known then redis.call('HSET', key.fence, 'position', begins) end
 if arg.creating == 1 and redis.call('EXISTS', key.route) == 0 then
   redis.call('HSET', key.route, 'epoch', int(arg.epoch), 'layout', arg.layout, 'state', 'open')
 end

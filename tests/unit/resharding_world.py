@@ -206,13 +206,18 @@ class World:
     def drive(self, saga: Saga[Any]) -> Any:
         """Carry out what a saga yields. Returns: its result."""
         result: Any = None
-        while True:
+        for _ in range(20_000):
             try:
-                step = saga.send(result)
+                step = saga.throw(result) if isinstance(result, CoordError) else saga.send(result)
             except StopIteration as over:
                 return over.value
-            assert isinstance(step, (Command, Together))
-            result = self.group.run(step) if isinstance(step, Command) else [self.group.run(c) for c in step.commands]
+            if isinstance(step, Together):
+                result = [self.send(command) for command in step.commands]
+            elif isinstance(step, Command):
+                result = self.send(step)
+            else:
+                result = None  # a pause
+        raise AssertionError("it does not end")
 
     def check(self) -> None:
         """Each entry was handled once by each group, and those of a key in order."""

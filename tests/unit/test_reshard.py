@@ -9,10 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
-from redis_stream_coord import ConflictError, CoordError, commands, reshard
+from redis_stream_coord import ConflictError, CoordError, Timings, commands, reshard
 from redis_stream_coord.keys import GroupKeys
+from redis_stream_coord.repairs import Repairs
 from redis_stream_coord.routing import PROTOCOLS
 from redis_stream_coord.scaling import moved_share
+from tests.unit.publish_world import VirtualSettings
 from tests.unit.resharding_world import KEYS, Driver, World, world
 
 # RESHARDING_SEEDS=200 takes so many chances, and each crash point; a short run takes a sample of both.
@@ -328,6 +330,84 @@ def test_a_route_that_was_made_anew_and_never_opened_is_opened_without_a_reshard
         assert some.drive(reshard.mend_routes(KEYS)) == {2: None}
         some.check_layout(4)
         assert some.drive(reshard.mend_routes(KEYS)) == {}
+
+
+@pytest.mark.parametrize("quiesce", [False, True])
+@pytest.mark.parametrize("target", [2, 6])
+def test_a_route_that_is_lost_after_its_cut_was_noted_is_closed_again(target: int, quiesce: bool) -> None:
+    with world(5) as some:
+        work(some, 60)
+        some.scale(target, quiesce=quiesce)
+        driver = Driver(some)
+        for _ in range(5000):
+            if some.view().cut(3, some.view().saga.epoch) is not None:  # type: ignore[union-attr]
+                break
+            driver.step()
+        assert some.state() == "CUTOVER"
+        some.group.client.delete(KEYS.shard(1).route)
+        with contextlib.suppress(CoordError):
+            some.consume()
+        for _ in range(3000):
+            if driver.over:
+                break
+            driver.step()
+            with contextlib.suppress(CoordError):
+                some.consume(count=20)
+        some.finish()
+        some.check_layout(target)
+        some.check()
+
+
+def test_a_consumer_group_that_is_lost_on_a_shard_its_group_has_left_holds_nothing_up() -> None:
+    with world(5, shards=2) as some:
+        work(some, 60)
+        some.scale(3)
+        until(some, Driver(some), "DRAINING")
+        some.rollback()
+        driver = Driver(some)
+        for _ in range(5000):
+            if some.view().groups["billing"].drained == some.view().saga.epoch:  # type: ignore[union-attr]
+                break
+            driver.step()
+        assert some.view().groups["billing"].passed < some.view().saga.epoch  # type: ignore[union-attr]
+        some.group.client.xgroup_destroy(KEYS.shard(2).stream, "billing")
+        some.finish()
+        some.check_layout(2)
+        some.check()
+
+
+def test_a_group_that_lost_its_consumer_group_before_it_acknowledged_anything_misses_nothing_when_shards_come_back() -> (
+    None
+):
+    with world(5, shards=3) as some:
+        while len(some.published) < 60:
+            some.publish()
+        some.scale(2)
+        until(some, Driver(some), "DRAINING")
+        some.group.client.xgroup_destroy(KEYS.shard(2).stream, "billing")
+        some.rollback()
+        until(some, Driver(some), "CUTOVER")
+        some.finish()
+        some.check_layout(3)
+        some.check()
+
+
+def test_a_creation_carries_a_cut_over_on_when_nobody_else_is_there_to_do_it() -> None:
+    """The only group was deleted in the midst of it: no member is left."""
+    with world(5) as some:
+        some.scale(6)
+        driver = Driver(some)
+        until(some, driver, "CUTOVER")
+        registered = some.view().groups["billing"].registered
+        some.group.run(commands.unregister(GroupKeys("orders", "billing"), registered=registered))
+        sagas = Repairs(VirtualSettings("redis://nowhere"), requested_by="a test")
+        view = some.drive(
+            sagas.create("orders", "audit", None, "oldest", Timings(), "jump-v1", "all", False, "a test", "r-audit")
+        )
+        assert sorted(view.shards) == list(range(6))
+        some.groups = ["audit"]
+        some.finish()
+        some.check_layout(6)
 
 
 def test_a_shard_whose_close_was_lost_is_closed_again_and_its_larger_cut_counts() -> None:
