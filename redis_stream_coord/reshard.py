@@ -292,7 +292,18 @@ def _close(keys: StreamKeys, view: StreamView, saga: SagaRecord, shards: Sequenc
 
 
 def _open(keys: StreamKeys, view: StreamView, saga: SagaRecord, shards: Iterable[int]) -> Saga[tuple[bool, Waits]]:
-    """Open the shards of the layout that was decided. One whose route lost its close is closed again first."""
+    """Open the shards of the layout that was decided, and note that they are."""
+    errors = yield from _open_all(keys, view, saga, shards)
+    if errors:
+        return False, [_blocked(error) for error in errors.values()]
+    yield commands.advance(keys, saga, "OPENED")
+    return True, []
+
+
+def _open_all(
+    keys: StreamKeys, view: StreamView, saga: SagaRecord, shards: Iterable[int]
+) -> Saga[dict[int, CoordError]]:
+    """Open shards. One whose route lost its close is closed again first. Returns what stood in the way."""
     _, errors = yield from _all(_opening(keys, view, shards))
     lost = [shard for shard, error in errors.items() if error.word in ("NOT_CLOSED", "ROUTE_MISSING")]
     # While it is prepared to go back, the epoch is that of the way back already: the shard waits for its cut-over.
@@ -302,10 +313,7 @@ def _open(keys: StreamKeys, view: StreamView, saga: SagaRecord, shards: Iterable
         errors = {shard: error for shard, error in errors.items() if shard not in lost} | failed | still
     elif lost:
         errors = {shard: error for shard, error in errors.items() if shard not in lost}
-    if errors:
-        return False, [_blocked(error) for error in errors.values()]
-    yield commands.advance(keys, saga, "OPENED")
-    return True, []
+    return errors
 
 
 def _opening(keys: StreamKeys, view: StreamView, shards: Iterable[int]) -> list[tuple[int, Command[None]]]:
@@ -388,9 +396,10 @@ def _pass(keys: StreamKeys, view: StreamView, saga: SagaRecord, found: Standing)
 
 def _complete(keys: StreamKeys, view: StreamView, saga: SagaRecord) -> Saga[tuple[bool, Waits]]:
     """Leave nothing behind: every route of the layout is open, and no cut holds anybody."""
-    _, shut = yield from _all(_opening(keys, view, range(view.layout.shards)))
+    errors = yield from _open_all(keys, view, saga, range(view.layout.shards))
+    if errors:
+        return False, [_blocked(error) for error in errors.values()]
     _, errors = yield from _all((shard, commands.settle(keys, shard, saga.epoch)) for shard in saga.union)
-    errors |= shut
     missing = {shard: error for shard, error in errors.items() if error.word == "ROUTE_MISSING"}
     if missing and (yield from _mend(keys, view, saga, {}, missing)):
         return True, []

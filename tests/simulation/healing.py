@@ -148,6 +148,8 @@ class Healing:
             if sessions != wanted:
                 # The dead have not expired yet, or of two processes of one id the one that has to go does not know yet.
                 found.append(f"members {sessions}, processes {wanted}")
+            if record.header.get(b"group_epoch") != record.header.get(b"assignment_epoch"):
+                found.append(f"{keys.group} has yet to compute its target")
             for index, shard in record.shards.items():
                 holder = record.members.get(shard.holder or "")
                 if holder is None or shard.holder != shard.target or shard.state != b"assigned":

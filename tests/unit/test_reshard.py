@@ -324,6 +324,21 @@ def test_a_route_that_was_made_anew_and_never_opened_is_opened_by_another_driver
         some.check()
 
 
+def test_a_route_that_was_made_anew_from_a_record_of_before_is_closed_and_opened() -> None:
+    """A request to make it comes late, when the route was lost a second time."""
+    with world(5) as some:
+        work(some, 60)
+        before = some.view()
+        some.scale(6)
+        until(some, Driver(some), "DRAINING")
+        for shard in (1, 5):
+            some.group.client.delete(KEYS.shard(shard).route)
+            some.group.run(commands.rebuild(KEYS, shard, before))
+        some.finish()
+        some.check_layout(6)
+        some.check()
+
+
 def test_a_route_that_was_made_anew_and_never_opened_is_opened_without_a_resharding() -> None:
     with world(5) as some:
         _shut_in_the_midst(some, 2)
