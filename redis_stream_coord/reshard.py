@@ -191,7 +191,11 @@ def _keys_of(keys: StreamKeys, group: str) -> GroupKeys:
 
 
 def _prepare(keys: StreamKeys, view: StreamView, saga: SagaRecord) -> Saga[tuple[bool, Waits]]:
-    """Every registered group gets its consumer group on the added shards, and may read the shards of both layouts."""
+    """Every registered group gets its consumer group on the added shards, and may read the shards of both layouts.
+
+    It begins at the end of what is there: that is history, which it has drained. But on the way back it had these
+    shards before, and where Redis has lost how far it got, everything comes again rather than never.
+    """
     if not saga.opened:
         # Taken back before all routes of the layout that was decided were open: producers wait there.
         return (yield from _open(keys, view, saga, range(view.layout.shards)))
@@ -201,9 +205,15 @@ def _prepare(keys: StreamKeys, view: StreamView, saga: SagaRecord) -> Saga[tuple
         _, errors = yield from _all(
             (
                 (name, shard),
-                commands.provision(_keys_of(keys, name), shard, start="$", layout=view.layout, resharding=saga.epoch),
+                commands.provision(
+                    _keys_of(keys, name),
+                    shard,
+                    start="0" if saga.back and group.since < view.layout.epoch else "$",
+                    layout=view.layout,
+                    resharding=saga.epoch,
+                ),
             )
-            for name in groups
+            for name, group in groups.items()
             for shard in saga.added
         )
     for error in errors.values():

@@ -394,15 +394,16 @@ def test_a_consumer_group_that_is_lost_on_a_shard_its_group_has_left_holds_nothi
         some.check()
 
 
-def test_a_group_that_lost_its_consumer_group_before_it_acknowledged_anything_misses_nothing_when_shards_come_back() -> (
-    None
-):
+@pytest.mark.parametrize("fence_is_lost", [False, True])
+def test_a_group_that_lost_its_consumer_group_misses_nothing_when_shards_come_back(fence_is_lost: bool) -> None:
     with world(5, shards=3) as some:
         while len(some.published) < 60:
             some.publish()
         some.scale(2)
         until(some, Driver(some), "DRAINING")
         some.group.client.xgroup_destroy(KEYS.shard(2).stream, "billing")
+        if fence_is_lost:
+            some.group.client.delete(GroupKeys("orders", "billing").fence(2))
         some.rollback()
         driver = Driver(some)
         while some.view().saga.state != "CUTOVER":  # type: ignore[union-attr]
