@@ -21,7 +21,7 @@
 if redis.call('EXISTS', key.record) == 0 then
   if arg.shards < 0 then refuse('SHARDS_REQUIRED') end
   -- No epoch is drawn twice, not by a record that is made anew either: fences remember which they have passed.
-  local incarnation, drawn = int(clock.now_us()), int(math.floor(clock.now_ms() / 1000))
+  local incarnation, drawn = int(clock.now_us()), int(clock.now_ms())
   redis.call('HSET', key.record, 'schema', header.SCHEMA, 'stream', arg.stream, 'protocol_min', int(arg.protocol),
     'protocol_max', int(arg.protocol), 'incarnation', incarnation, 'version', '0', 'epoch', '1', 'shards',
     int(arg.shards), 'routing', arg.routing, 'layout', '1:' .. int(arg.shards) .. ':' .. incarnation, 'state',

@@ -23,7 +23,7 @@ end
 if not s.back and (s.state == 'PREPARING' or s.state == 'CUTOVER') then
   saga.abandon(key.record, record, s, 'rolled back')
 elseif not s.back and s.state == 'DRAINING' then
-  s.state, s.back, s.epoch, s.from, s.to, s.reason = 'PREPARING', true, record.drawn + 1, s.to, s.from, 'rolled back'
+  s.state, s.back, s.epoch, s.from, s.to, s.reason = 'PREPARING', true, saga.draw(record), s.to, s.from, 'rolled back'
   saga.save(key.record, record, s, 'drawn', int(s.epoch))
 end
 audit.add(key.audit, 'rollback', 'accepted', 'OK', s.id, arg)

@@ -41,7 +41,7 @@ local word, detail = check()
 -- Not final: the same request is accepted a moment later.
 if word == 'BUSY' then refuse(word, detail) end
 if word then audit.deny(key.audit, 'scale', arg, word, detail) end
-local s = { id = arg.saga, state = 'PREPARING', epoch = record.drawn + 1, from = record.shards, to = arg.shards,
+local s = { id = arg.saga, state = 'PREPARING', epoch = saga.draw(record), from = record.shards, to = arg.shards,
   ordered = arg.ordered == 1, quiesce = arg.quiesce == 1, back = false, opened = true, void = 0, began_ms = now,
   reason = '-' }
 saga.save(key.record, record, s, 'drawn', int(s.epoch), 'top', int(math.max(record.top, arg.shards)))

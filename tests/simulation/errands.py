@@ -229,8 +229,11 @@ class Publisher:
     def step(self) -> None:
         """Begin to publish something, or go on with it."""
         chance = self.world.chance
-        if self.world.profile.reshards and chance.likely(3):
-            self._die()
+        if self.world.profile.reshards:
+            if chance.likely(3):
+                self._die()
+            if chance.likely(10):
+                self._refresh()
         for _ in range(1 + chance.below(3)):
             if len(self.errands) < _MOST_PUBLISHING:
                 if self._left and chance.likely(50):
@@ -254,6 +257,12 @@ class Publisher:
         for errand in [errand for errand in self.errands if errand.producer is dead]:
             self.errands.remove(errand)
             self._left += [outgoing for outgoing in errand.entries if outgoing.event_id is not None]
+
+    def _refresh(self) -> None:
+        """The thread in the background: a producer learns the layout in the midst of whatever it does."""
+        errand = Errand(self.world, self.world.chance.pick(self._producers).layouts.refresh(), retries=False)
+        while not errand.over:
+            errand.advance()
 
     def finish(self) -> None:
         """Go on to the end, with what dead producers left too."""

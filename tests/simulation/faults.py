@@ -8,83 +8,17 @@ from __future__ import annotations
 
 # ruff: noqa: E501, ISC004 - what stands in a script is quoted as it stands there
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
-from importlib import resources
 from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
-import attrs
-
-from redis_stream_coord import scripts, session
-from redis_stream_coord.commands import base
-from redis_stream_coord.scripts import Script
+from redis_stream_coord import session
 from redis_stream_coord.session import Session, ShardInput, ShardState
 
 from .member import Process
+from .planting import Fault, instead
+from .resharding_faults import RESHARDING
 from .work import Work
-
-Patch = Callable[[], contextlib.AbstractContextManager[Any]]
-
-
-@attrs.frozen
-class Fault:
-    """One planted fault.
-
-    Attributes:
-        name: a few words.
-        invariant: number in section 2 of the protocol that it breaks.
-        lua: (file, what stands there, what is put there instead), each exactly once in its file.
-        python: other ways in.
-    """
-
-    name: str
-    invariant: str
-    lua: tuple[tuple[str, str, str], ...] = ()
-    python: tuple[Patch, ...] = ()
-
-    @contextlib.contextmanager
-    def planted(self) -> Iterator[None]:
-        """Switch it on."""
-        with contextlib.ExitStack() as stack:
-            if self.lua:
-                changed = _catalogue(self.lua)
-                stack.enter_context(mock.patch.object(base, "catalogue", return_value=changed))
-            for patch in self.python:
-                stack.enter_context(patch())
-            yield
-
-    @property
-    def where(self) -> str:
-        """The files that it changes."""
-        return ", ".join(sorted({f"`{name}.lua`" for name, _, _ in self.lua})) or "a model of the engine"
-
-
-@cache
-def _texts() -> Mapping[str, str]:
-    folder = resources.files("redis_stream_coord") / "lua"
-    found = {}
-    for place, prefix in ((folder, ""), (folder / "lib", "lib/")):
-        for entry in place.iterdir():
-            if entry.name.endswith(".lua"):
-                found[prefix + entry.name.removesuffix(".lua")] = entry.read_text("utf-8")
-    return found
-
-
-@cache
-def _catalogue(changes: tuple[tuple[str, str, str], ...]) -> Mapping[str, Script]:
-    texts = dict(_texts())
-    for name, old, new in changes:
-        assert texts[name].count(old) == 1, f"{name}.lua has {texts[name].count(old)} of {old!r}"
-        texts[name] = texts[name].replace(old, new)
-    libraries = {name[4:]: text for name, text in texts.items() if name.startswith("lib/")}
-    return {name: scripts.parse(name, text, libraries) for name, text in texts.items() if "/" not in name}
-
-
-def _instead(owner: Any, name: str, make: Callable[[Any], Any]) -> Patch:
-    """Patch a method by what `make` makes of it."""
-    return lambda: mock.patch.object(owner, name, make(getattr(owner, name)))
 
 
 def _claimed_again() -> contextlib.AbstractContextManager[Any]:
@@ -317,16 +251,16 @@ FAULTS = (
             ),
         ),
     ),
-    Fault("lease measured from the reply", "1", python=(_instead(Process, "_answered", _lease_from_reply),)),
+    Fault("lease measured from the reply", "1", python=(instead(Process, "_answered", _lease_from_reply),)),
     Fault(
         "a lapsed lease not noticed before the answer",
         "1",
-        python=(_instead(Process, "_answered", _no_look_before_the_answer),),
+        python=(instead(Process, "_answered", _no_look_before_the_answer),),
     ),
-    Fault("entries handed out after the lease", "1", python=(_instead(Session, "reads", _no_lease),)),
+    Fault("entries handed out after the lease", "1", python=(instead(Session, "reads", _no_lease),)),
     Fault("a token read again after it was reported as drained", "2", python=(_claimed_again,)),
-    Fault("a token read again after a lapsed lease", "2", python=(_instead(Session, "_lose", _forgets),)),
-    Fault("drained while a handler runs", "2", python=(_instead(Work, "close", _drained_at_once),)),
+    Fault("a token read again after a lapsed lease", "2", python=(instead(Session, "_lose", _forgets),)),
+    Fault("drained while a handler runs", "2", python=(instead(Work, "close", _drained_at_once),)),
     # --- fences and entries -------------------------------------------------------------------------------------------
     Fault(
         "no fence on read",
@@ -401,8 +335,8 @@ FAULTS = (
             ),
         ),
     ),
-    Fault("acknowledged before the handler is done", "10", python=(_instead(Work, "start", _acknowledged_first),)),
-    Fault("an entry in a handler is handed out again", "11", python=(_instead(Work, "__init__", _forgets_ledger),)),
+    Fault("acknowledged before the handler is done", "10", python=(instead(Work, "start", _acknowledged_first),)),
+    Fault("an entry in a handler is handed out again", "11", python=(instead(Work, "__init__", _forgets_ledger),)),
     Fault(
         "trimmed as soon as one group is done",
         "10",
@@ -465,4 +399,6 @@ FAULTS = (
             ),
         ),
     ),
+    # --- resharding ---------------------------------------------------------------------------------------------------
+    *RESHARDING,
 )

@@ -233,7 +233,9 @@ class LayoutRecord:
             cut = cuts[shard] = self._cut(shard, saga.epoch)
             assert cut is not None, f"{saga} was decided without a cut of shard {shard}"
             phase = Route.phase(self.routes[shard].fields)
-            assert phase is None or phase[0] >= saga.epoch, f"{saga} was decided, and the route of {shard} is {phase}"
+            # One that was lost and made anew, from a record of before, takes nothing either.
+            shut = phase is None or phase[0] >= saga.epoch or not phase[1]
+            assert shut, f"{saga} was decided, and the route of {shard} is {phase}"
         for item in items.values():
             cut = cuts.get(item.shard)
             assert cut is None or item.excused or item.parts <= cut, f"{item} is beyond the cut {cut} of {saga}"

@@ -166,6 +166,32 @@ _RACES: Mapping[int, Race] = MappingProxyType(
                 "steps": 3000,
             },
         ),
+        # Reshardings one after the other, whose drivers sleep and whose commands come late and twice.
+        9: Race(
+            "late drivers",
+            {
+                "work": 0.7,
+                "publish": 0.6,
+                "reshard": 3,
+                "drive": 3,
+                "arrive_late": 4,
+                "freeze": 2,
+                **dict.fromkeys(("crash", "leave", "change_weight", "start"), 0.3),
+                **dict.fromkeys(("recreate", "trim", "seek", "cut", "get_stuck", "lose_route", *_LOSSES), 0),
+            },
+            {
+                "reshards": True,
+                "takes_back": 30,
+                "shards": 2,
+                "groups": 2,
+                "trouble": 15,
+                "duplicates": 60,
+                "late": 10,
+                "passes_ms": _CALM_MS,
+                "failing": 0,
+                "steps": 1500,
+            },
+        ),
         # A deletion and a creation are over, the shards are claimed anew, and then a command of the deletion comes.
         24: Race(
             "late retirements",
@@ -239,7 +265,7 @@ def profile(seed: int) -> Profile:
     focus = rng.choice(("everything", "everything", *_FOCUS))
     race = _RACES.get(seed % _EVERY)
     if race is not None:
-        things = dict(THINGS)
+        things = {**THINGS, **(RESHARDING if race.fixed.get("reshards") else {})}
     weights = _FOCUS[focus] if race is None else race.times
     for name, times in weights.items():
         if name in things:

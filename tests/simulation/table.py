@@ -8,7 +8,8 @@ from pathlib import Path
 
 import attrs
 
-from .faults import FAULTS, Fault
+from .faults import FAULTS
+from .planting import Fault
 from .run import Outcome, run
 from .store import Store
 

@@ -10,8 +10,9 @@ import os
 import pytest
 
 from tests.conftest import SEED_VARIABLE
-from tests.simulation.faults import FAULTS, Fault
+from tests.simulation.faults import FAULTS
 from tests.simulation.minimise import minimise
+from tests.simulation.planting import Fault
 from tests.simulation.profile import profile, schedule
 from tests.simulation.run import Outcome, run, run_many, shorten
 from tests.simulation.store import Store

@@ -31,9 +31,8 @@ STREAM = "orders"
 _WEIGHTS = (0.5, 1.0, 1.0, 1.0, 2.0)
 _MOST_PROCESSES = 6
 # Commands that do little harm when they come late.
-_SMALL = frozenset(
-    {"ack", "describe", "evidence", "heard", "layout", "note_deliveries", "publish", "read", "resharding", "trim"}
-)
+_READS = ("describe", "evidence", "heard", "layout", "read", "resharding")
+_SMALL = frozenset({"ack", "note_deliveries", "publish", "trim", *_READS})
 
 
 class Flight:
@@ -453,7 +452,7 @@ class World:
     def _roll_back(self, calls: int) -> None:
         self.steps += 1
         slots = None
-        if self.chance.likely(30):
+        if not self.profile.reshards and self.chance.likely(30):
             slots = [f"{STREAM}:{shard}" for shard in range(self.top) if self.chance.likely(50)]
             slots += [f"{STREAM}:{keys.group}" for keys in self.keys if self.chance.likely(50)]
         calls = max(self._begun, self.store.calls - calls)

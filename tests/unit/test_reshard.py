@@ -299,7 +299,7 @@ def test_a_lost_route_is_made_anew(state: str, target: int) -> None:
         some.check()
 
 
-def _shut_in_the_midst(some: Any, shard: int) -> None:
+def _shut_in_the_midst(some: World, shard: int) -> None:
     """A route is lost, and whoever makes it anew dies before it is open."""
     some.group.client.delete(KEYS.shard(shard).route)
     some.group.run(commands.rebuild(KEYS, shard, some.view()))

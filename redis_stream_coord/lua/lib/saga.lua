@@ -45,6 +45,13 @@ local function save(key, record, s, ...)
   redis.call('HSET', key, 'saga', record.saga, 'version', int(record.version), ...)
 end
 
+-- The next epoch, never below the server's clock: what was drawn in a time that Redis has lost, with the record's own
+-- memory of it, may still be on the way, or believed by a driver that slept.
+local function draw(record)
+  record.drawn = math.max(record.drawn + 1, clock.now_ms())
+  return record.drawn
+end
+
 -- Group name -> what it has done; of each registered group.
 local function groups(key)
   local fields, found = redis.call('HGETALL', key), {}
@@ -93,16 +100,16 @@ end
 -- Give up before the decision. From the cut-over it is a deciding write of its own, under a fresh epoch: merely opening
 -- the old routes again would race with a driver that rolls forward. Before it no route has been touched.
 local function abandon(key, record, s, reason)
-  local fields = { 'drawn', int(record.drawn + 1) }
+  local epoch, fields = draw(record), {}
   if s.state == 'CUTOVER' then
-    fields = { 'drawn', fields[2], 'epoch', fields[2], 'layout', layout.id(record.drawn + 1, s.from, s.id), 'earlier',
+    fields = { 'epoch', int(epoch), 'layout', layout.id(epoch, s.from, s.id), 'earlier',
       layout.ended(record, clock.now_ms()) }
     s.void, s.opened = s.epoch, false
     forget_cuts(key)
   end
-  s.state, s.epoch, s.reason = 'REOPENING', record.drawn + 1, reason
-  save(key, record, s, unpack(fields))
+  s.state, s.epoch, s.reason = 'REOPENING', epoch, reason
+  save(key, record, s, 'drawn', int(epoch), unpack(fields))
 end
 
-return { parse = parse, holds = holds, expect = expect, save = save, groups = groups, format_group = format_group,
-  lacking = lacking, forget_cuts = forget_cuts, abandon = abandon }
+return { parse = parse, draw = draw, holds = holds, expect = expect, save = save, groups = groups,
+  format_group = format_group, lacking = lacking, forget_cuts = forget_cuts, abandon = abandon }

@@ -1,55 +1,19 @@
-"""Reshardings at random moments under faults: invariants hold, and each fault planted into the real code is found.
-
-`RESHARDING_STORMS=300` takes so many seeds, `RESHARDING_STORM_FROM` is the first. The table of planted faults in the
-documentation is made anew by `python -m tests.unit.test_resharding_simulation --write`.
-"""
+"""Faults planted into reshardings; see `faults`."""
 
 from __future__ import annotations
 
 # ruff: noqa: E501 - what stands in a script is quoted as it stands there
-import contextlib
-import os
-import re
-import sys
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import attrs
-import pytest
 
 from redis_stream_coord import reshard
 from redis_stream_coord.attempts import Course
 from redis_stream_coord.commands import SagaRecord
-from tests.simulation.faults import Fault
-from tests.unit.resharding_world import storm
 
-STORMS = int(os.environ.get("RESHARDING_STORMS", "30"))
-FIRST = int(os.environ.get("RESHARDING_STORM_FROM", "0"))
-STEPS = 700
-LIMIT = 40  # seeds within which a planted fault has to be found
-PAGE = Path(__file__).parents[2] / "docs" / "simulation.md"
-BEGIN, END = "<!-- resharding faults -->\n", "<!-- end of resharding faults -->\n"
-
-
-def failure(seed: int) -> str | None:
-    """Run one seed. Returns: what is wrong, or `None`."""
-    try:
-        with storm(seed) as some:
-            some.run(STEPS)
-    except Exception as error:
-        said = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
-        return f"{type(error).__name__}: {said}"
-    return None
-
-
-# --- planted faults ---------------------------------------------------------------------------------------------------
-
-
-def _instead(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    return lambda: mock.patch.object(owner, name, make(getattr(owner, name)))
+from .planting import Fault, instead
 
 
 def _said(**changes: Any) -> Callable[[Any], Any]:
@@ -76,7 +40,7 @@ def _blind(real: Any) -> Any:
 
 _DECIDE = "if not route.cut_of({ cuts = cuts }, s.epoch) then refuse('NOT_READY', 'no cut of shard ' .. int(shard)) end"
 
-FAULTS = (
+RESHARDING = (
     Fault(
         "no barrier in the read",
         "order",
@@ -115,7 +79,7 @@ FAULTS = (
         "decided without all cuts: script and driver",
         "cuts",
         (("decide", _DECIDE, ""),),
-        (_instead(reshard, "_close", _blind),),
+        (instead(reshard, "_close", _blind),),
     ),
     Fault(
         "the event id is looked up after the route",
@@ -130,7 +94,7 @@ FAULTS = (
     Fault(
         "layouts before are not asked for event ids",
         "event ids",
-        python=(_instead(Course, "before", lambda real: lambda self, key, remembered=(): []),),
+        python=(instead(Course, "before", lambda real: lambda self, key, remembered=(): []),),
     ),
     Fault(
         "the record forgets the layouts before",
@@ -168,9 +132,9 @@ FAULTS = (
     Fault(
         "a removed shard is taken before it is drained",
         "drained",
-        python=(_instead(reshard, "standing", _said(drained=True)),),
+        python=(instead(reshard, "standing", _said(drained=True)),),
     ),
-    Fault("a group passes before it has consumed", "order", python=(_instead(reshard, "standing", _all_consumed),)),
+    Fault("a group passes before it has consumed", "order", python=(instead(reshard, "standing", _all_consumed),)),
     Fault(
         "remaining shards hold nothing on the way in",
         "order",
@@ -221,77 +185,9 @@ FAULTS = (
         (
             (
                 "lib/saga",
-                "fields = { 'drawn', fields[2], 'epoch', fields[2], 'layout', layout.id(record.drawn + 1, s.from, s.id)",
-                "fields = { 'drawn', int(record.drawn), 'epoch', int(s.epoch), 'layout', layout.id(s.epoch, s.from, s.id)",
-            ),
-            (
-                "lib/saga",
-                "s.state, s.epoch, s.reason = 'REOPENING', record.drawn + 1, reason",
-                "s.state, s.reason = 'REOPENING', reason",
+                "local epoch, fields = draw(record), {}",
+                "local epoch, fields = s.epoch, {}",
             ),
         ),
     ),
 )
-
-
-def find(fault: Fault) -> tuple[int, str] | None:
-    """Return the first seed that fails only with the fault, and what it says."""
-    for seed in range(LIMIT):
-        with fault.planted():
-            said = failure(seed)
-        if said is not None and failure(seed) is None:
-            return seed, said
-    return None
-
-
-def recorded() -> dict[str, int | None]:
-    """Return the seeds of the page by the name of the fault; `None`: not found."""
-    body = PAGE.read_text("utf-8").split(BEGIN)[1].split(END)[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in body.splitlines() if line[:2] == "| "]
-    return {row[0]: int(row[3]) if row[3].isdigit() else None for row in rows if row[0] not in ("planted fault", "---")}
-
-
-def write() -> None:
-    """Find every fault anew, and put the table into the page."""
-    lines = ["| planted fault | in | breaks | seed that finds it | what is said |", "| --- | --- | --- | --- | --- |"]
-    for fault in FAULTS:
-        found = find(fault)
-        seed, said = found or ("-", "not found")
-        said = re.sub(r"\s+", " ", re.sub(r"[|`]", " ", said.removeprefix("AssertionError: ")))
-        said = said if len(said) <= 110 else said[:107] + "..."
-        where = ", ".join([fault.where] * bool(fault.lua) + ["the drivers or producers"] * bool(fault.python))
-        lines.append(f"| {fault.name} | {where} | {fault.invariant} | {seed} | `{said}` |")
-        print(lines[-1], flush=True)
-    head, rest = PAGE.read_text("utf-8").split(BEGIN)
-    PAGE.write_text(head + BEGIN + "\n" + "\n".join(lines) + "\n\n" + END + rest.split(END)[1], "utf-8")
-
-
-# --- tests ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + STORMS))
-def test_invariants_hold_in_a_storm(seed: int) -> None:
-    said = failure(seed)
-    assert said is None, f"seed {seed} (RESHARDING_STORM_FROM={seed} RESHARDING_STORMS=1): {said}"
-
-
-def test_every_planted_fault_is_in_the_table() -> None:
-    assert list(recorded()) == [fault.name for fault in FAULTS]
-    assert sum(seed is not None for seed in recorded().values()) >= 17
-
-
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_found(fault: Fault) -> None:
-    seed = recorded()[fault.name]
-    if seed is None:
-        with fault.planted():  # what it changes is still there
-            return
-    with fault.planted():
-        said = failure(seed)
-    assert said is not None, f"seed {seed} finds it no more: python -m tests.unit.test_resharding_simulation --write"
-    if seed not in range(FIRST, FIRST + STORMS):  # those have a test of their own
-        assert failure(seed) is None
-
-
-if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
-    write()
