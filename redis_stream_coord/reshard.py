@@ -348,13 +348,24 @@ def _drain(keys: StreamKeys, view: StreamView, saga: SagaRecord) -> Saga[tuple[b
         waits += found.waits
         if view.groups[name].passed < saga.epoch and view.barriers:
             moved = (yield from _pass(keys, view, saga, found)) or moved
-        if view.groups[name].drained < saga.epoch and found.drained:
+        drained = found.drained or (yield from _has_left(keys, saga, name, evidence))
+        if view.groups[name].drained < saga.epoch and drained:
             last = commands.readable(_keys_of(keys, name), epoch=saga.epoch, step=2, shards=saga.target)
             _, failed = yield from _all([(name, last)])
             waits += [_not_there(name, error) for error in failed.values()]
             if not failed:
                 moved = (yield from _mark(keys, view, saga, name, "drained")) or moved
     return moved, waits
+
+
+def _has_left(keys: StreamKeys, saga: SagaRecord, name: str, evidence: Mapping[int, Evidence]) -> Saga[bool]:
+    """Whether the shards that go were taken from a group already, which was not noted: its driver died in between. If
+    its consumer group there is lost then, no consumer makes it anew, and the shard itself proves nothing any more.
+    """
+    if all(evidence[shard].groups[name].found for shard in saga.removed if shard in evidence):
+        return False
+    records, _ = yield from _all([(name, commands.describe(_keys_of(keys, name)))])
+    return name in records and not any(shard in records[name].shards for shard in saga.removed)
 
 
 def _lost(saga: SagaRecord, evidence: Mapping[int, Evidence], errors: Mapping[int, CoordError]) -> list[int]:

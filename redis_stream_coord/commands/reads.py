@@ -74,7 +74,7 @@ def _reading(keys: GroupKeys, shard: int, stream_key: str, answer: list[Any]) ->
         oldest=_pending(answer[7][0]) if answer[7] else None,
         consumers=tuple(_consumer(_pairs(one)) for one in answer[6]),
         groups=tuple(sorted(text(one["name"]) for one in groups)),
-        fence=_fence(fence) if fence else None,
+        fence=_fence(fence) if "token" in fence else None,
         route=route_view(shard, {name: text(value) for name, value in _pairs(answer[10]).items()}),
     )
 

@@ -394,6 +394,22 @@ def test_a_consumer_group_that_is_lost_on_a_shard_its_group_has_left_holds_nothi
         some.check()
 
 
+def test_a_consumer_group_that_is_lost_before_it_was_noted_that_its_group_has_left_holds_nothing_up() -> None:
+    with world(5, shards=3) as some:
+        work(some, 60)
+        some.scale(2)
+        driver = Driver(some)
+        while sorted(some.group.run(commands.describe(GroupKeys("orders", "billing"))).shards) != [0, 1]:
+            with contextlib.suppress(CoordError):
+                some.consume(count=20)
+            driver.step()
+        assert some.view().groups["billing"].drained < some.view().saga.epoch  # type: ignore[union-attr]
+        some.group.client.xgroup_destroy(KEYS.shard(2).stream, "billing")
+        some.finish()
+        some.check_layout(2)
+        some.check()
+
+
 @pytest.mark.parametrize("fence_is_lost", [False, True])
 def test_a_group_that_lost_its_consumer_group_misses_nothing_when_shards_come_back(fence_is_lost: bool) -> None:
     with world(5, shards=3) as some:
