@@ -111,7 +111,9 @@ class Judge:
         if fences:
             stored = {shard: self.group.client.hgetall(self.group.keys.fence(shard)) for shard in self.view.shards}
             self._claimed = {
-                shard: (int(fence[b"token"]), fence[b"nonce"].decode()) for shard, fence in stored.items() if b"token" in fence
+                shard: (int(fence[b"token"]), fence[b"nonce"].decode())
+                for shard, fence in stored.items()
+                if b"token" in fence
             }
 
     # --- invariants ---------------------------------------------------------------------------------------------------
