@@ -119,7 +119,7 @@ class Healing:
             for process in world.processes:
                 process.tick()
                 for work in process.all_works:
-                    work.waits = False
+                    work.look_again()
 
     def _let_work(self, process: Process) -> None:
         world = self.world

@@ -67,6 +67,7 @@ class Judge:
             "ack": self._ack,
             "note_deliveries": self._fenced,
             "trim": self._trim,
+            "trim_removed": self._trim_removed,
             "publish": self._publish,
             "create": self._create,
             "delete": self._delete,
@@ -182,11 +183,18 @@ class Judge:
 
     def _trim(self, command: Command[Any], about: Fence, outcome: Any, fresh: bool) -> None:
         self._fenced(command, about, outcome, fresh)
-        if isinstance(outcome, CoordError):
-            return
-        there = set(self.store.ids(command.keys[0].encode()))
+        if not isinstance(outcome, CoordError):
+            self._gone(command.keys[0].encode())
+
+    def _trim_removed(self, command: Command[Any], about: Any, outcome: Any, fresh: bool) -> None:
+        if not isinstance(outcome, CoordError):
+            self._gone(command.keys[0].encode())
+
+    def _gone(self, key: bytes) -> None:
+        """Entries were removed from a shard: nobody needs them."""
+        there, shard = set(self.store.ids(key)), self._shards[key]
         for item in self.items.values():
-            if item.shard == about.shard and not item.excused and item.id.encode() not in there:
+            if item.shard == shard and not item.excused and item.id.encode() not in there:
                 for deliveries in self.deliveries.values():
                     life = deliveries.life
                     assert life is None or life.over(item), f"{item} was trimmed, and {deliveries.group} needs it"

@@ -110,6 +110,7 @@ class LayoutRecord:
         self.decided = self.era = 0
         self.routes = [Route() for _ in range(shards)]
         self._drawn = 0
+        self._disturbed: str | None = None  # a resharding whose drivers may believe in what Redis has lost since
 
     # --- following ----------------------------------------------------------------------------------------------------
 
@@ -134,6 +135,7 @@ class LayoutRecord:
     def went_back(self) -> None:
         """Redis lost its last writes: what was drawn since then is drawn again."""
         self._drawn = self._number(b"drawn")
+        self._disturbed = None if self.saga is None else self.saga.id
 
     # --- what others ask ----------------------------------------------------------------------------------------------
 
@@ -228,6 +230,8 @@ class LayoutRecord:
         self.decided += 1
         if not saga.ordered and not saga.quiesce:
             self.era += 1
+        if saga.id == self._disturbed:
+            return
         cuts = {}
         for shard in saga.union:
             cut = cuts[shard] = self._cut(shard, saga.epoch)
@@ -244,6 +248,8 @@ class LayoutRecord:
         saga = self.saga
         for field, text in self.fields.items():
             if not field.startswith(b"group:") or self.old.get(field) == text or saga is None or not saga.active:
+                continue
+            if saga.id == self._disturbed:
                 continue
             before, now = self._group(self.old.get(field)), self._group(text)
             of = deliveries[field[6:].decode()]

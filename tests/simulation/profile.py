@@ -307,7 +307,7 @@ def profile(seed: int) -> Profile:
 
 
 def _resharded(drawn: Profile, rng: random.Random) -> Profile:
-    things = {name: weight for name, weight in drawn.things.items() if name not in RARE}
+    things = dict(drawn.things)
     things.update((name, 10 * weight) for name, weight in RESHARDING.items())
     if rng.random() < 0.5:
         del things["lose_route"]

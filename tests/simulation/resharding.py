@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from redis_stream_coord import reshard
+from redis_stream_coord import commands, removed, reshard
+from redis_stream_coord.commands import Saga, StreamView
 from redis_stream_coord.errors import AdminError, ConflictError, CoordError, NotFoundError, RedisUnavailableError
 from redis_stream_coord.keys import StreamKeys
 from redis_stream_coord.scaling import Scaling
@@ -89,6 +90,13 @@ class Resharder:
             self.errand.finish()
         self.tidy()
 
+    def break_off(self) -> None:
+        """Whatever is under way ends where it is."""
+        self.errand = None
+        self.waiting.clear()
+        for process in self.world.processes:
+            process.driver = None
+
     # --- carrying on --------------------------------------------------------------------------------------------------
 
     def wait(self) -> None:
@@ -119,11 +127,21 @@ class Resharder:
             else:
                 self._advance(driver, chance.pick((1, 1, 2, 8)))
 
+    def trim(self, keep: int) -> None:
+        """Trim the shards that went, by a record that may be an old one by then."""
+        errand = Errand(self.world, self._trim(keep), retries=False)
+        while not errand.over:
+            errand.advance()
+
+    def _trim(self, keep: int) -> Saga[Any]:
+        view: StreamView = yield commands.resharding(self.keys)
+        return (yield from removed.trim(self.keys, view, keep=keep))
+
     @staticmethod
     def _has_duty(process: Process) -> bool:
         return process.driver is not None or process.now < process.duty_until
 
-    def drive_as(self, process: Process, commands: int) -> bool:
+    def drive_as(self, process: Process, count: int) -> bool:
         """A member goes on with its duty. Returns: whether there was anything to do at once."""
         if process.driver is None:
             if not self._has_duty(process):
@@ -131,14 +149,14 @@ class Resharder:
             saga = reshard.drive(self.keys, goes_on=lambda: process.now < process.duty_until)
             process.driver = Errand(self.world, saga, retries=False, process=process)
         driver = process.driver
-        self._advance(driver, commands)
+        self._advance(driver, count)
         if driver.over:
             process.driver = None
         return not (driver.over or driver.pauses)
 
     @staticmethod
-    def _advance(driver: Errand, commands: int) -> None:
-        for _ in range(commands):
+    def _advance(driver: Errand, count: int) -> None:
+        for _ in range(count):
             paused = driver.pauses
             driver.advance()
             if driver.over or (driver.pauses and not paused):

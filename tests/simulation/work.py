@@ -87,6 +87,7 @@ class Work:
         self.after = "0-0"
         self.caught_up = False
         self.doubted = False
+        self.restless = False  # once nothing is in hand, it looks from the beginning
         self.waits = False  # nothing more was there, or it could not be asked: again after a while
         self.untried: dict[str, int] = {}
         self.uncounted = False
@@ -102,6 +103,10 @@ class Work:
 
     def look(self) -> None:
         self.doubted, self.waits = True, False
+
+    def look_again(self) -> None:
+        """Nothing has come for a while."""
+        self.waits, self.restless = False, True
 
     # --- what there is to do ------------------------------------------------------------------------------------------
 
@@ -124,7 +129,11 @@ class Work:
             return commands.claim(self.keys, self.fence)
         if self.caught_up and not self.lanes.count and not self.slots:
             self.ledger.late.clear()
-        return commands.read(self.keys, self.fence, after=self.after, count=max(1, self.room()), max_bytes=1000)
+        idle = self.caught_up and not self.lanes.count and not self.slots and not self.acks and not self.sending
+        after = "0-0" if idle and self.restless else self.after
+        if after != self.after:
+            self.restless = False  # what it finds was acknowledged, and Redis lost that
+        return commands.read(self.keys, self.fence, after=after, count=max(1, self.room()), max_bytes=1000)
 
     def called(self, outcome: object) -> None:
         """Take the outcome of a claim or read."""

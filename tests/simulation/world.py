@@ -243,7 +243,7 @@ class World:
         running = [slot for slot in work.slots if slot.running]
         acts: list[Callable[[], None]] = []
         if work.waits and self.troubled and self.chance.likely(40):
-            work.waits = False
+            work.look_again()
         if work.may_call():
             acts.append(lambda: process.call(work))
         if work.may_start():
@@ -458,6 +458,10 @@ class World:
         calls = max(self._begun, self.store.calls - calls)
         self.say("rolled back to call {} on {}", calls, slots or "all slots")
         self.rolled_back = True
+        if self.profile.reshards:
+            # What was on its way dies with the server that was lost, and drivers read the record again.
+            self.wire.clear()
+            self.resharder.break_off()
         self.judge.roll_back(calls, slots)
         self.store.ms += 5  # what is lost took at least that long
 
@@ -496,7 +500,10 @@ class World:
             self.operator.recreate(self.chance.pick(self.keys), start)
 
     def trim(self) -> None:
-        """The owner of a shard trims it."""
+        """The owner of a shard trims it; shards that went are trimmed by whoever has the duty."""
+        if self.profile.reshards and self.chance.likely(30):
+            self.resharder.trim(self.chance.pick((0, 0, 3)))
+            return
         process = self._pick(lambda p: p.works)
         if process is None:
             return
