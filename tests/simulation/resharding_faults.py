@@ -43,28 +43,23 @@ _DECIDE = "if not route.cut_of({ cuts = cuts }, s.epoch) then refuse('NOT_READY'
 RESHARDING = (
     Fault(
         "no barrier in the read",
-        "order",
+        "11",
         (("read", "local limit = route.barrier(route.read(key.route), stored.passed)", "local limit = nil"),),
     ),
     Fault(
-        "of several barriers the largest counts",
-        "order",
-        (("lib/route", "position.less(cut.id, lowest)) then lowest", "position.less(lowest, cut.id)) then lowest"),),
-    ),
-    Fault(
         "a driver that slept opens a route",
-        "route",
+        "11",
         (("open", "if order > 0 then", "if false then"), ("open", "if now.epoch ~= arg.epoch then", "if false then")),
     ),
-    Fault("a driver that slept closes a route again", "route", (("close", "if order > 0 then", "if false then"),)),
+    Fault("a driver that slept closes a route again", "11", (("close", "if order > 0 then", "if false then"),)),
     Fault(
         "the close notes no cut of what is there",
-        "order",
+        "11",
         (("close", "local id, kept = position.last_id(key.stream), {}", "local id, kept = '0-0', {}"),),
     ),
     Fault(
         "a second close notes a smaller cut",
-        "order",
+        "11",
         (
             (
                 "close",
@@ -74,31 +69,32 @@ RESHARDING = (
             ("note_cuts", "elseif position.less(own.id, arg.cuts[i + 1]) then", "else"),
         ),
     ),
-    Fault("decided without all cuts: the script alone", "cuts", (("decide", _DECIDE, ""),)),
     Fault(
-        "decided without all cuts: script and driver",
-        "cuts",
+        "decided without all cuts",
+        "11",
         (("decide", _DECIDE, ""),),
         (instead(reshard, "_close", _blind),),
+        place="`reshard.py`",
     ),
     Fault(
         "the event id is looked up after the route",
-        "event ids",
+        "10",
         (("publish", "  if known then", "  if known and not word then"),),
     ),
     Fault(
         "the layout is not compared in the publish",
-        "route",
+        "11",
         (("publish", "route[1] ~= arg.layout and 'STALE_ROUTE' or nil", "nil"),),
     ),
     Fault(
         "layouts before are not asked for event ids",
-        "event ids",
+        "10",
         python=(instead(Course, "before", lambda real: lambda self, key, remembered=(): []),),
+        place="`publishing.py`",
     ),
     Fault(
         "the record forgets the layouts before",
-        "event ids",
+        "10",
         (
             (
                 "layout",
@@ -109,7 +105,7 @@ RESHARDING = (
     ),
     Fault(
         "evidence ignores what is pending",
-        "drained",
+        "10",
         (
             (
                 "evidence",
@@ -120,7 +116,7 @@ RESHARDING = (
     ),
     Fault(
         "evidence ignores what was not delivered",
-        "drained",
+        "10",
         (
             (
                 "evidence",
@@ -131,23 +127,30 @@ RESHARDING = (
     ),
     Fault(
         "a removed shard is taken before it is drained",
-        "drained",
+        "10",
         python=(instead(reshard, "standing", _said(drained=True)),),
+        place="`reshard.py`",
     ),
-    Fault("a group passes before it has consumed", "order", python=(instead(reshard, "standing", _all_consumed),)),
+    Fault(
+        "a group passes before it has consumed",
+        "11",
+        python=(instead(reshard, "standing", _all_consumed),),
+        place="`reshard.py`",
+    ),
     Fault(
         "remaining shards hold nothing on the way in",
-        "order",
+        "11",
         (("lib/saga", "  return shard < s.to\nend", "  return false\nend"),),
         (
             lambda: mock.patch.object(
                 SagaRecord, "holds", lambda self, shard: self.target > self.source and shard in self.added
             ),
         ),
+        place="`reshard.py`",
     ),
     Fault(
         "older words about readable shards count",
-        "readable",
+        "7",
         (
             (
                 "readable",
@@ -156,10 +159,10 @@ RESHARDING = (
             ),
         ),
     ),
-    Fault("the passed epoch goes back", "order", (("pass", "if stored.passed >= arg.epoch then", "if false then"),)),
+    Fault("the passed epoch goes back", "11", (("pass", "if stored.passed >= arg.epoch then", "if false then"),)),
     Fault(
         "the epoch is not compared in the record",
-        "route",
+        "6",
         (
             (
                 "lib/saga",
@@ -170,18 +173,12 @@ RESHARDING = (
     ),
     Fault(
         "a takeover forgets what was passed",
-        "order",
+        "11",
         (("claim", "  'nonce', arg.nonce)\nreturn", "  'nonce', arg.nonce, 'passed', '0')\nreturn"),),
     ),
     Fault(
-        "a lower token may claim",
-        "zombies",
-        (("claim", "then fence.refuse_for(stored) end", "then end"),),
-    ),
-    Fault("no fence on ack", "zombies", (("ack", "fence.check(key.fence, arg)\n", ""),)),
-    Fault(
         "an abandoned cut-over draws no fresh epoch",
-        "route",
+        "6",
         (
             (
                 "lib/saga",

@@ -30,9 +30,9 @@ from .work import Work
 STREAM = "orders"
 _WEIGHTS = (0.5, 1.0, 1.0, 1.0, 2.0)
 _MOST_PROCESSES = 6
-# Commands that do little harm when they come late.
-_READS = ("describe", "evidence", "heard", "layout", "read", "resharding")
-_SMALL = frozenset({"ack", "note_deliveries", "publish", "trim", *_READS})
+# Commands that do little harm when they come late, and such as do none.
+_SMALL = frozenset({"ack", "heard", "note_deliveries", "publish", "read", "trim"})
+_HARMLESS = frozenset({"describe", "evidence", "layout", "resharding"})
 
 
 class Flight:
@@ -124,6 +124,8 @@ class World:
 
     def delay(self, command: Command[Any], about: Any) -> None:
         """Something arrives later than anybody waits for it; more often what moves shards than anything else."""
+        if command.name in _HARMLESS:
+            return
         small = command.name in _SMALL
         if isinstance(about, HeartbeatRequest):
             small = bool(about.epoch and not about.revoked and not about.refused)
