@@ -348,8 +348,9 @@ def _drain(keys: StreamKeys, view: StreamView, saga: SagaRecord) -> Saga[tuple[b
         waits += found.waits
         if view.groups[name].passed < saga.epoch and view.barriers:
             moved = (yield from _pass(keys, view, saga, found)) or moved
-        drained = found.drained or (yield from _has_left(keys, saga, name, evidence))
-        if view.groups[name].drained < saga.epoch and drained:
+        if view.groups[name].drained < saga.epoch and (
+            found.drained or (yield from _has_left(keys, saga, name, evidence))
+        ):
             last = commands.readable(_keys_of(keys, name), epoch=saga.epoch, step=2, shards=saga.target)
             _, failed = yield from _all([(name, last)])
             waits += [_not_there(name, error) for error in failed.values()]
@@ -453,5 +454,8 @@ def _reopen(keys: StreamKeys, view: StreamView, saga: SagaRecord) -> Saga[tuple[
             yield from _mark(keys, view, saga, name, "drained")
     if missing:
         return len(missing) < len(groups), [_not_there(name, error) for name, error in missing.items()]
+    errors = yield from _open_all(keys, view, saga, range(saga.source))  # as at the other end, see `_complete`
+    if errors:
+        return False, [_blocked(error) for error in errors.values()]
     yield commands.advance(keys, saga, "ABANDONED")
     return True, []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.simulation.chance import Chance
-from tests.simulation.profile import THINGS, profile
+from tests.simulation.profile import RESHARDING, THINGS, profile
 from tests.simulation.store import Store
 from tests.simulation.world import World
 
@@ -27,9 +27,19 @@ def _store() -> Store:
 class Small(RuleBasedStateMachine):
     """One thing after another; then faults end, and everything has to come to rest."""
 
-    @initialize(shards=st.integers(1, 2), members=st.integers(1, 2))
-    def begin(self, shards: int, members: int) -> None:
-        of = attrs.evolve(profile(0), shards=shards, groups=1, members=members, keys=2, trouble=15, duplicates=10)
+    @initialize(shards=st.integers(1, 2), members=st.integers(1, 2), takes_back=st.sampled_from((0, 40)))
+    def begin(self, shards: int, members: int, takes_back: int) -> None:
+        of = attrs.evolve(
+            profile(0),
+            shards=shards,
+            groups=1,
+            members=members,
+            keys=2,
+            trouble=15,
+            duplicates=10,
+            reshards=True,
+            takes_back=takes_back,
+        )
         self.world = World(_store(), of)
         self.world.troubled = True
         for _ in range(members):
@@ -39,7 +49,7 @@ class Small(RuleBasedStateMachine):
         self.world.chance = Chance(seed)
         getattr(self.world, name)()
 
-    @rule(name=st.sampled_from(sorted(set(THINGS) - _LARGE)), seed=_CHOICES)
+    @rule(name=st.sampled_from(sorted(THINGS.keys() - _LARGE | RESHARDING.keys())), seed=_CHOICES)
     def thing(self, name: str, seed: int) -> None:
         self._do(name, seed)
 
@@ -50,6 +60,10 @@ class Small(RuleBasedStateMachine):
     @rule(seed=_CHOICES)
     def beat(self, seed: int) -> None:
         self._do("beat", seed)
+
+    @rule(seed=_CHOICES)
+    def drive(self, seed: int) -> None:
+        self._do("drive", seed)
 
     @rule(seed=_CHOICES)
     def publish(self, seed: int) -> None:

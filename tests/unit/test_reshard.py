@@ -342,6 +342,19 @@ def test_a_route_that_was_made_anew_from_a_record_of_before_is_closed_and_opened
         some.check()
 
 
+def test_a_route_that_was_made_anew_and_never_opened_is_opened_when_a_resharding_is_given_up() -> None:
+    with world(5) as some:
+        some.scale(6)
+        until(some, Driver(some), "CUTOVER")
+        some.rollback()
+        driver = Driver(some)
+        while not some.view().saga.opened:  # type: ignore[union-attr]
+            driver.step()
+        _shut_in_the_midst(some, 1)
+        some.finish()
+        some.check_layout(4)
+
+
 def test_a_route_that_was_made_anew_and_never_opened_is_opened_without_a_resharding() -> None:
     with world(5) as some:
         _shut_in_the_midst(some, 2)
