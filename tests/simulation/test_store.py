@@ -44,6 +44,7 @@ end)()
 """
 _PLAIN = "return redis.call(unpack(ARGV))"
 
+LATE_DRIVERS = 9  # a seed with many reshardings
 IDS = ("0-0", "5", "7-1", "1700000000000-0", "1700000000003-1", "1700000000009-18446744073709551615")
 
 
@@ -107,6 +108,8 @@ def _comparable(name: str, answer: Any) -> Any:
             answer[2] = _as_pairs(answer[2])
         elif name == "resharding":
             answer = [sorted(map(repr, part)) if isinstance(part, list) else part for part in answer]
+        elif name == "evidence":
+            answer[8::4] = [None] * len(answer[8::4])  # the lag, which the store does not count and nobody trusts
     return answer
 
 
@@ -115,7 +118,7 @@ def recording(store: Store, seed: int) -> list[tuple[int, Command[Any], Any]]:
     of = profile(seed)
     store.recorded = []
     world = World(store, of)
-    without = {"rollback", "restore", "lose_leases", "lose_fence", "lose_events", "lose_consumer_group"}
+    without = {"rollback", "restore", "lose_leases", "lose_fence", "lose_events", "lose_consumer_group", "lose_route"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Judge, "twice", lambda *_: None)
         world.run([thing for thing in schedule(seed, of) if thing[0] not in without])
@@ -127,8 +130,8 @@ def recording(store: Store, seed: int) -> list[tuple[int, Command[Any], Any]]:
 @pytest.mark.parametrize("server", ["redis7", "redis8", "valkey9"], indirect=True)
 def test_the_calls_of_schedules_give_the_same_answers(real: Real, seed: int) -> None:
     store, count = Store(), 0
-    for number in range(4):
-        calls = recording(store, seed + number)
+    for number in (LATE_DRIVERS, *range(seed, seed + 4)):
+        calls = recording(store, number)
         real.client.flushdb()
         now = 0
         for ms, command, answer in calls:
