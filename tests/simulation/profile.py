@@ -194,8 +194,8 @@ _RACES: Mapping[int, Race] = MappingProxyType(
                 "steps": 2500,
             },
         ),
-        # A shard is given up because its handler is stuck, the lease passes for the member and not for Redis, which says
-        # that the shard is the member's; then the report comes.
+        # A shard is given up because its handler is stuck; the lease passes for the member and not for Redis, which
+        # says that the shard is the member's; then the report comes.
         14: Race(
             "late reports after a lapsed lease",
             {

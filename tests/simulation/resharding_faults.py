@@ -187,4 +187,15 @@ RESHARDING = (
             ),
         ),
     ),
+    Fault(
+        "a shard that went is trimmed as if nobody needed it",
+        "10",
+        (
+            (
+                "trim_removed",
+                "(position.needed_from(key.stream) or position.last_id(key.stream))",
+                "position.last_id(key.stream)",
+            ),
+        ),
+    ),
 )
