@@ -75,7 +75,7 @@ _OF_DUTIES = ("record", "route", "published")
 _PLAIN: Mapping[Role, frozenset[str]] = MappingProxyType(
     {
         "READ": frozenset(["HGET", "HGETALL", "SCAN", "SMEMBERS", "TIME", "XRANGE", "XREVRANGE"]),
-        "MEMBER": frozenset(["XREAD", "XINFO|GROUPS", "CLIENT|ID", "CLIENT|UNBLOCK"]),
+        "MEMBER": frozenset(["XREAD", "XINFO|GROUPS", "CLIENT|ID", "CLIENT|UNBLOCK", "HMGET"]),
         "PRODUCER": frozenset(["HGETALL", "XADD"]),
         "WRITE": frozenset(
             [
@@ -83,6 +83,7 @@ _PLAIN: Mapping[Role, frozenset[str]] = MappingProxyType(
                 "EXISTS",
                 "HGET",
                 "HGETALL",
+                "HMGET",
                 "SADD",
                 "SCAN",
                 "SMEMBERS",

@@ -348,9 +348,7 @@ def _drain(keys: StreamKeys, view: StreamView, saga: SagaRecord) -> Saga[tuple[b
         waits += found.waits
         if view.groups[name].passed < saga.epoch and view.barriers:
             moved = (yield from _pass(keys, view, saga, found)) or moved
-        if view.groups[name].drained < saga.epoch and (
-            found.drained or (yield from _has_left(keys, saga, name, evidence))
-        ):
+        if view.groups[name].drained < saga.epoch and (found.drained or (yield from _has_left(keys, saga, name))):
             last = commands.readable(_keys_of(keys, name), epoch=saga.epoch, step=2, shards=saga.target)
             _, failed = yield from _all([(name, last)])
             waits += [_not_there(name, error) for error in failed.values()]
@@ -359,14 +357,12 @@ def _drain(keys: StreamKeys, view: StreamView, saga: SagaRecord) -> Saga[tuple[b
     return moved, waits
 
 
-def _has_left(keys: StreamKeys, saga: SagaRecord, name: str, evidence: Mapping[int, Evidence]) -> Saga[bool]:
+def _has_left(keys: StreamKeys, saga: SagaRecord, name: str) -> Saga[bool]:
     """Whether the shards that go were taken from a group already, which was not noted: its driver died in between. If
-    its consumer group there is lost then, no consumer makes it anew, and the shard itself proves nothing any more.
+    its consumer group there is lost or moved then, no consumer sees to it, and the shard proves nothing any more.
     """
-    if all(evidence[shard].groups[name].found for shard in saga.removed if shard in evidence):
-        return False
-    records, _ = yield from _all([(name, commands.describe(_keys_of(keys, name)))])
-    return name in records and not any(shard in records[name].shards for shard in saga.removed)
+    words, _ = yield from _all([(name, commands.last_word(_keys_of(keys, name)))])
+    return words.get(name) == (saga.epoch, 2)
 
 
 def _lost(saga: SagaRecord, evidence: Mapping[int, Evidence], errors: Mapping[int, CoordError]) -> list[int]:

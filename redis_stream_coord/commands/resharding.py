@@ -450,3 +450,9 @@ def readable(keys: GroupKeys, *, epoch: int, step: int, shards: int) -> Command[
         stream=keys.stream,
         group=keys.group,
     )
+
+
+def last_word(keys: GroupKeys) -> Command[tuple[int, int]]:
+    """Ask for the last word about readable shards. Result: its epoch and step; zeros if there is no such group."""
+    names = [keys.metadata, "layout_epoch", "layout_step"]
+    return Command("HMGET", None, [keys.metadata], names, lambda answer: (int(answer[0] or 0), int(answer[1] or 0)))

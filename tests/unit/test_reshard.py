@@ -407,7 +407,8 @@ def test_a_consumer_group_that_is_lost_on_a_shard_its_group_has_left_holds_nothi
         some.check()
 
 
-def test_a_consumer_group_that_is_lost_before_it_was_noted_that_its_group_has_left_holds_nothing_up() -> None:
+@pytest.mark.parametrize("what", ["lost", "moved"])
+def test_what_happens_on_a_shard_before_it_was_noted_that_its_group_has_left_holds_nothing_up(what: str) -> None:
     with world(5, shards=3) as some:
         work(some, 60)
         some.scale(2)
@@ -417,7 +418,10 @@ def test_a_consumer_group_that_is_lost_before_it_was_noted_that_its_group_has_le
                 some.consume(count=20)
             driver.step()
         assert some.view().groups["billing"].drained < some.view().saga.epoch  # type: ignore[union-attr]
-        some.group.client.xgroup_destroy(KEYS.shard(2).stream, "billing")
+        if what == "lost":
+            some.group.client.xgroup_destroy(KEYS.shard(2).stream, "billing")
+        else:  # `Admin.seek`, begun when the group had the shard
+            some.group.client.xgroup_setid(KEYS.shard(2).stream, "billing", "0")
         some.finish()
         some.check_layout(2)
         some.check()
