@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 from redis_stream_coord import session
+from redis_stream_coord.outstanding import Outstanding
 from redis_stream_coord.session import Session, ShardInput, ShardState
 
 from .member import Process
@@ -398,6 +399,23 @@ FAULTS = (
                 "if false then",
             ),
         ),
+    ),
+    Fault(
+        "nobody looks for lost acknowledgements",
+        "9",
+        python=(instead(Outstanding, "due", lambda due: lambda self: False),),
+        place="`outstanding.py`",
+    ),
+    Fault(
+        "what is in hand is taken for a lost acknowledgement",
+        "11",
+        python=(
+            instead(
+                Outstanding, "look", lambda look: lambda self, pending, known, after: look(self, pending, (), after)
+            ),
+            instead(Outstanding, "sort", lambda sort: lambda self, page, known: sort(self, page, ())),
+        ),
+        place="`outstanding.py`",
     ),
     # --- resharding ---------------------------------------------------------------------------------------------------
     *RESHARDING,

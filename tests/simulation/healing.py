@@ -53,6 +53,7 @@ class Healing:
             world.judge.layout.check_rest(world.judge.deliveries)
         before = [record.summary() for record in world.judge.records.values()]
         self._live(2 * timings.heartbeat_seconds, until=lambda: False)
+        world.judge.nothing_is_pending()
         after = [record.summary() for record in world.judge.records.values()]
         assert after == before, f"nothing happens, and the record changes from {before} to {after}"
 
@@ -119,7 +120,7 @@ class Healing:
             for process in world.processes:
                 process.tick()
                 for work in process.all_works:
-                    work.look_again()
+                    work.waits = False
 
     def _let_work(self, process: Process) -> None:
         world = self.world

@@ -5,6 +5,7 @@ It looks from outside: it reads Redis and the record of the handlers, and never 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -66,6 +67,7 @@ class Judge:
             "read": self._read,
             "ack": self._ack,
             "note_deliveries": self._fenced,
+            "outstanding": self._fenced,
             "trim": self._trim,
             "trim_removed": self._trim_removed,
             "publish": self._publish,
@@ -305,6 +307,15 @@ class Judge:
             if life is not None:
                 left = life.unfinished()
                 assert not left, f"{deliveries.group} has not handled {left[:5]}, {len(left)} in all"
+
+    def nothing_is_pending(self) -> None:
+        """What was handled is acknowledged: a position that stands still keeps entries, and whatever waits for it."""
+        for name, deliveries in self.deliveries.items():
+            for shard in deliveries.record.shards:
+                key = deliveries.shard_key(shard).decode()
+                with contextlib.suppress(CoordError):  # nobody has read there, and its consumer group was lost
+                    count, first, *_ = self.store.plain(key, "XPENDING", key, name)
+                    assert not count, f"{name} has {count} entries pending on shard {shard}, from {first}"
 
 
 def _entries(command: Command[Any]) -> list[tuple[bytes | None, str | None]]:

@@ -222,6 +222,27 @@ _RACES: Mapping[int, Race] = MappingProxyType(
                 *("reconnect", "beat", "work", "work", "arrive_late", "publish", "work", "work"),
             ),
         ),
+        # Redis loses acknowledgements and nothing else, so that no other owner comes and reads from the beginning.
+        4: Race(
+            "lost acknowledgements",
+            {
+                "rollback": 10,
+                "start": 0.2,
+                "publish": 0.5,
+                **dict.fromkeys(("leave", "crash", "freeze", "cut", "change_weight", "get_stuck"), 0.1),
+                **dict.fromkeys(("seek", "trim", "recreate", "operate", *_LOSSES), 0),
+            },
+            {
+                "groups": 1,
+                "shards": 2,
+                "members": 2,
+                "trouble": 0,
+                "duplicates": 0,
+                "passes_ms": _CALM_MS,
+                "failing": 0,
+                "steps": 300,
+            },
+        ),
         # A deletion and a creation are over, the shards are claimed anew, and then a command of the deletion comes.
         24: Race(
             "late retirements",
@@ -304,7 +325,8 @@ def profile(seed: int) -> Profile:
         if name not in weights:
             things[name] *= 10
     for name in RARE:
-        if rng.random() < 0.85 or race is not None:
+        rare = rng.random() < 0.85
+        if rare if race is None else name not in race.times:
             del things[name]
     for name, other in _NEEDS.items():
         if other not in things:

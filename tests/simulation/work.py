@@ -1,7 +1,8 @@
 """The worker of one shard as the simulation sees it: when it claims, reads, hands out, acknowledges and is drained.
 
 It follows `redis_stream_coord.worker` and `acks` step by step, without tasks: every call to Redis and every start or
-end of a handler is a step of its own, which others may come between. Lanes are the real ones.
+end of a handler is a step of its own, which others may come between. Lanes are the real ones, and so is the memory of
+what is outstanding.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from redis_stream_coord.errors import CoordError, FencedError
 from redis_stream_coord.keys import GroupKeys
 from redis_stream_coord.lanes import Lane, Lanes
 from redis_stream_coord.models import Held
+from redis_stream_coord.outstanding import Outstanding
 
 
 class Owner(Protocol):
     """What a worker needs of the process it runs in."""
 
+    @property
+    def now(self) -> float: ...
     def owns(self, held: Held) -> bool: ...
     def reads(self, held: Held) -> bool: ...
     def claimed(self, work: Work) -> None: ...
@@ -87,7 +91,11 @@ class Work:
         self.after = "0-0"
         self.caught_up = False
         self.doubted = False
-        self.restless = False  # once nothing is in hand, it looks from the beginning
+        self.outstanding = Outstanding(lambda: owner.now)
+        self._known: frozenset[str] = frozenset()  # what was outstanding when the call under way was sent
+        self._looking = False  # that call asks for what is pending
+        self._sorting = False  # that call reads again what was lost
+        self._just_read = False
         self.waits = False  # nothing more was there, or it could not be asked: again after a while
         self.untried: dict[str, int] = {}
         self.uncounted = False
@@ -104,44 +112,58 @@ class Work:
     def look(self) -> None:
         self.doubted, self.waits = True, False
 
-    def look_again(self) -> None:
-        """Nothing has come for a while."""
-        self.waits, self.restless = False, True
-
     # --- what there is to do ------------------------------------------------------------------------------------------
 
     def reading(self) -> bool:
         return not self.stopping and self.owner.reads(self.held)
 
     def may_call(self) -> bool:
-        """Whether a claim or a read is next."""
-        if self.calling or self.stopping or self.ended or (self.waits and not self.doubted):
+        """Whether a claim, a read or a look is next."""
+        if self.calling or self.stopping or self.ended:
             return False
-        return not self.claimed or (self.reading() and (self.doubted or self.room() > 0))
+        if not self.claimed:
+            return not self.waits
+        return self.reading() and (self._may_read() or self._may_look())
+
+    def _may_read(self) -> bool:
+        return self.doubted or (not self.waits and self.room() > 0)
+
+    def _may_look(self) -> bool:
+        return self.caught_up and not self.doubted and self.outstanding.due()
 
     def room(self) -> int:
         return 0 if self.lanes.count > self.prefetch // 2 else self.prefetch - self.lanes.count
 
     def call(self) -> Command[object]:
-        """Return the claim or read that is next; its outcome goes to `called`."""
+        """Return the claim, read or look that is next; its outcome goes to `called`."""
         self.calling = True
         if not self.claimed:
             return commands.claim(self.keys, self.fence)
+        self._looking = self._may_look() and (self._just_read or not self._may_read())
+        self._just_read = not self._looking
+        if self._looking:
+            self._known = self.outstanding.ids
+            after, count = self.outstanding.begin()
+            return commands.outstanding(self.keys, self.fence, after=after, count=count)
         if self.caught_up and not self.lanes.count and not self.slots:
             self.ledger.late.clear()
-        idle = self.caught_up and not self.lanes.count and not self.slots and not self.acks and not self.sending
-        after = "0-0" if idle and self.restless else self.after
-        if after != self.after:
-            self.restless = False  # what it finds was acknowledged, and Redis lost that
-        return commands.read(self.keys, self.fence, after=after, count=max(1, self.room()), max_bytes=1000)
+        self._sorting = self.outstanding.reads_again
+        self._known = self.outstanding.ids if self._sorting else frozenset()
+        return commands.read(self.keys, self.fence, after=self.after, count=max(1, self.room()), max_bytes=1000)
 
     def called(self, outcome: object) -> None:
-        """Take the outcome of a claim or read."""
+        """Take the outcome of a claim, read or look."""
         self.calling = False
         if self.ended:
             return
+        looked, self._looking = self._looking, False
         if isinstance(outcome, CoordError):
-            self._call_failed(outcome)
+            if not looked or isinstance(outcome, FencedError):
+                self._call_failed(outcome)
+        elif looked:
+            assert isinstance(outcome, list)
+            self.after = self.outstanding.look(outcome, self._known, self.after)
+            self.waits = self.waits and not self.outstanding.reads_again
         elif not self.claimed:
             self.claimed = True
             self.owner.claimed(self)
@@ -162,7 +184,11 @@ class Work:
 
     def _take(self, page: Page) -> None:
         self.doubted = False
-        self.after = page.last or self.after
+        if self._sorting:
+            page, self.after = self.outstanding.sort(page, self._known)
+        else:
+            self.after = page.last or self.after
+        self.outstanding.received(page.entries)
         for entry in page.entries:
             self.lanes.add(entry)
             self.untried[entry.id] = entry.deliveries
@@ -260,6 +286,7 @@ class Work:
         elif not isinstance(outcome, CoordError):
             del self.acks[: len(batch)]
             self.ledger.finished.difference_update(batch)
+            self.outstanding.acknowledged(batch)
             if self.stopping:
                 self.ledger.late.update(batch)
         self.close()

@@ -31,7 +31,7 @@ STREAM = "orders"
 _WEIGHTS = (0.5, 1.0, 1.0, 1.0, 2.0)
 _MOST_PROCESSES = 6
 # Commands that do little harm when they come late, and such as do none.
-_SMALL = frozenset({"ack", "heard", "note_deliveries", "publish", "read", "trim"})
+_SMALL = frozenset({"ack", "heard", "note_deliveries", "outstanding", "publish", "read", "trim"})
 _HARMLESS = frozenset({"describe", "evidence", "layout", "resharding"})
 
 
@@ -245,7 +245,7 @@ class World:
         running = [slot for slot in work.slots if slot.running]
         acts: list[Callable[[], None]] = []
         if work.waits and self.troubled and self.chance.likely(40):
-            work.look_again()
+            work.waits = False
         if work.may_call():
             acts.append(lambda: process.call(work))
         if work.may_start():
