@@ -332,8 +332,13 @@ class Deliveries:
         mine = other.process is process
         assert not mine or other.item is not item, f"{item} is in two handlers of one process"
         life = self.lives.get(fence.incarnation)
-        if mine and life is not None and item in life.done:
-            return  # it comes again, because its consumer group vanished; what follows it may still be in a handler
+        if life is not None and (
+            (mine and item in life.done)
+            or (other.shard != fence.shard and (item in life.done or life.over(other.item)))
+        ):
+            # One of them comes again, because its consumer group vanished or was moved, and in the order of its shard
+            # only: what follows it may still be in a handler. Or an operator moved the group beyond it.
+            return
         ordered = other.item.key == item.key if life is None else life.is_ordered(item, other.item)
         if (mine or other.shard != fence.shard) and not ordered:
             return

@@ -265,3 +265,19 @@ def test_an_open_shard_is_not_drained(group: FakeGroup) -> None:
     assert not group.run(commands.evidence(STREAM, 0, ["billing"])).drained("billing", 2)
     group.run(commands.close(STREAM, 0, saga(2)))
     assert group.run(commands.evidence(STREAM, 0, ["billing"])).drained("billing", 2)
+
+
+def test_rebuild_takes_no_record_that_was_read_before_the_last_entry_came(group: FakeGroup) -> None:
+    """A late request, when the route is lost: the shard has been closed, cut and opened since the record was read."""
+    before = group.run(commands.resharding(STREAM))
+    group.clock.advance(1.0)
+    group.client.xadd(STREAM.shard(0).stream, {"n": "1"}, id=f"{before.now_ms + 1000}-0")
+    group.client.delete(STREAM.shard(0).route)
+    assert word_of(group, commands.rebuild(STREAM, 0, before)) == "STALE_RECORD"
+    assert group.run(commands.rebuild(STREAM, 0, group.run(commands.resharding(STREAM)))) is True
+
+
+def test_rebuild_does_not_wait_for_an_id_ahead_of_the_clock(group: FakeGroup) -> None:
+    group.client.xadd(STREAM.shard(0).stream, {"n": "1"}, id="9000000000000-0")
+    group.client.delete(STREAM.shard(0).route)
+    assert group.run(commands.rebuild(STREAM, 0, group.run(commands.resharding(STREAM)))) is True
