@@ -406,17 +406,6 @@ FAULTS = (
         python=(instead(Outstanding, "due", lambda due: lambda self: False),),
         place="`outstanding.py`",
     ),
-    Fault(
-        "what is in hand is taken for a lost acknowledgement",
-        "11",
-        python=(
-            instead(
-                Outstanding, "look", lambda look: lambda self, pending, known, after: look(self, pending, (), after)
-            ),
-            instead(Outstanding, "sort", lambda sort: lambda self, page, known: sort(self, page, ())),
-        ),
-        place="`outstanding.py`",
-    ),
     # --- resharding ---------------------------------------------------------------------------------------------------
     *RESHARDING,
 )
