@@ -306,6 +306,7 @@ class Engine:
         )
         if (old := self._workers.get(held.shard)) is not None:
             old.stop()
+            worker.before = old if old.held == held else None
         self._workers[held.shard] = worker
         task = self._start(worker.run())
         self._worker_tasks.add(task)

@@ -140,10 +140,13 @@ class Sagas(Governance):
             present = yield from self._when_not_busy(self.stream_keys(keys.stream), command)
             if present.epoch == layout.epoch:
                 break
-            # A resharding was decided meanwhile, without this group.
+            # A resharding was decided meanwhile. If this group was part of it, it has yet to drain what goes, and a
+            # driver says when; else nobody has told it of the new layout.
             layout = present
             yield from self._provision(keys, layout, start)
-            yield commands.readable(keys, epoch=layout.epoch, step=2, shards=layout.shards)
+            view: StreamView = yield commands.resharding(self.stream_keys(keys.stream))
+            if view.groups[keys.group].since >= layout.epoch:
+                yield commands.readable(keys, epoch=layout.epoch, step=2, shards=layout.shards)
         yield from reshard.mend_routes(StreamKeys(keys.stream, keys.prefix))
         yield from self.listed(keys, present=True)
 

@@ -78,6 +78,8 @@ class Worker:
         self._doubted = False  # whether the fence has to be looked at before anything more is handed out
         self._in_hand = 0
         self.trouble: CoordError | None = None  # why it could not claim or read the last time
+        self.before: Worker | None = None  # an earlier one of the same token, whose handlers may still run
+        self.over = asyncio.Event()
 
     @property
     def last_progress(self) -> float:
@@ -120,6 +122,12 @@ class Worker:
     async def run(self) -> None:
         """Work until told to stop or fenced; then wait for the handlers, acknowledge, and say that it is drained."""
         try:
+            await self._run()
+        finally:
+            self.over.set()
+
+    async def _run(self) -> None:
+        try:
             try:
                 if await self._claim():
                     await self._owner.claimed(self)
@@ -132,6 +140,7 @@ class Worker:
             # What was read ahead is somebody else's, or to be read again.
             self.stop()
             await self._quiet()
+            await self._alone()
             self._owner.unfenced(self)
             return
         except asyncio.CancelledError:
@@ -144,6 +153,7 @@ class Worker:
         with contextlib.suppress(FencedError):
             await self.flush()
         await self._handling.finish(left=self._lanes.count > 0)
+        await self._alone()
         self._owner.drained(self)
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -339,6 +349,11 @@ class Worker:
         return self._lanes.pop(lane, batch.max_size) if self._handing_out() else []
 
     # --- waiting ------------------------------------------------------------------------------------------------------
+
+    async def _alone(self) -> None:
+        """Wait for an earlier worker: the shard was asked back, kept and asked back again, all while one handler runs."""
+        if self.before is not None:
+            await self.before.over.wait()
 
     async def _quiet(self) -> None:
         """Wait until nothing is in a handler."""

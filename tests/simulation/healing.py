@@ -146,6 +146,7 @@ class Healing:
             readers = {p.session.nonce: p for p in self.world.processes if p.keys is keys}
             sessions = {member.nonce: member.weight for member in record.members.values()}
             wanted = {nonce: round(process.session.weight * 1000) for nonce, process in readers.items()}
+            found += [f"{p.name} is about to go" for p in readers.values() if p.session.state is State.LEAVING]
             if sessions != wanted:
                 # The dead have not expired yet, or of two processes of one id the one that has to go does not know yet.
                 found.append(f"members {sessions}, processes {wanted}")

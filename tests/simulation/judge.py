@@ -123,6 +123,8 @@ class Judge:
                 return
             assert isinstance(again, HeartbeatReply), f"the same request was answered by {first}, then by {again!r}"
             assert again.epoch == first.epoch, f"{first}, and again {again}"
+            if again.round != first.round:
+                return  # the first time has closed a round, and what the request has seen opens another one
             if first.holdings is not None and again.holdings is not None:
                 # What it gave up, and was asked for or given only at the end of the first time, is free the next time.
                 given_up = {(held.shard, held.token) for held in about.revoked}

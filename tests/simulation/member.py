@@ -184,6 +184,7 @@ class Process:
         self.works[held.shard] = work
         self.all_works.append(work)
         if old is not None:
+            work.before = old if old.held == held else None
             old.stop()
             old.close()
 
@@ -234,6 +235,8 @@ class Process:
     def _forget(self, work: Work) -> None:
         if work in self.all_works:
             self.all_works.remove(work)
+        for later in [later for later in self.all_works if later.before is work]:
+            later.close()
 
     def started(self, work: Work, entry: Entry) -> None:
         self._record.started(self, work, entry)

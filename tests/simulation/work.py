@@ -88,6 +88,7 @@ class Work:
         self.stopping = False
         self.refused = False  # fenced: what follows is only to wait for the handlers
         self.ended = False
+        self.before: Work | None = None  # an earlier one of the same token, whose handlers may still run
         self.after = "0-0"
         self.caught_up = False
         self.doubted = False
@@ -297,7 +298,7 @@ class Work:
             return
         for slot in [slot for slot in self.slots if not slot.running and not slot.noting]:
             self._release(slot)
-        if self.slots:
+        if self.slots or (self.before is not None and not self.before.ended):
             return
         if self.refused:
             self.ended = True

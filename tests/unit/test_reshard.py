@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from redis_stream_coord import ConflictError, CoordError, Timings, commands, reshard
+from redis_stream_coord.commands import Together
 from redis_stream_coord.keys import GroupKeys
 from redis_stream_coord.repairs import Repairs
 from redis_stream_coord.routing import PROTOCOLS
@@ -462,6 +463,30 @@ def test_a_creation_carries_a_cut_over_on_when_nobody_else_is_there_to_do_it() -
         some.groups = ["audit"]
         some.finish()
         some.check_layout(6)
+
+
+@pytest.mark.parametrize("target", [1, 6])
+def test_a_group_that_is_created_while_a_resharding_is_decided_with_it_drains_what_goes(target: int) -> None:
+    with world(5) as some:
+        while len(some.published) < 60:
+            some.publish()
+        sagas = Repairs(VirtualSettings("redis://nowhere"), requested_by="a test")
+        saga = sagas.create("orders", "audit", None, "oldest", Timings(), "jump-v1", "all", False, "a test", "r-audit")
+        step, result = next(saga), None
+        while getattr(step, "name", "") != "activate":  # the group is there, and its creation is not over
+            result = [some.send(one) for one in step.commands] if isinstance(step, Together) else some.send(step)
+            step = saga.send(result)  # type: ignore[arg-type]
+        some.scale(target)
+        until(some, Driver(some), "DRAINING")
+        result = some.send(step)  # type: ignore[arg-type]
+        with contextlib.suppress(StopIteration):
+            while True:
+                step = saga.send(result)  # type: ignore[arg-type]
+                result = [some.send(one) for one in step.commands] if isinstance(step, Together) else some.send(step)
+        some.groups.append("audit")
+        some.finish()
+        some.check_layout(target)
+        assert sorted(some.handled["audit"]) == sorted(some.published)
 
 
 def test_a_shard_whose_close_was_lost_is_closed_again_and_its_larger_cut_counts() -> None:
