@@ -351,7 +351,7 @@ class Worker:
     # --- waiting ------------------------------------------------------------------------------------------------------
 
     async def _alone(self) -> None:
-        """Wait for an earlier worker: the shard was asked back, kept and asked back again, all while one handler runs."""
+        """Wait for an earlier worker: the shard was asked back, kept and asked back again, while one handler runs."""
         if self.before is not None:
             await self.before.over.wait()
 
