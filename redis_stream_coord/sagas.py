@@ -145,7 +145,8 @@ class Sagas(Governance):
             layout = present
             yield from self._provision(keys, layout, start)
             view: StreamView = yield commands.resharding(self.stream_keys(keys.stream))
-            if view.groups[keys.group].since >= layout.epoch:
+            group = view.groups.get(keys.group)
+            if group is None or group.since >= layout.epoch:
                 yield commands.readable(keys, epoch=layout.epoch, step=2, shards=layout.shards)
         yield from reshard.mend_routes(StreamKeys(keys.stream, keys.prefix))
         yield from self.listed(keys, present=True)
