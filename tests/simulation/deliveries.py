@@ -12,6 +12,7 @@ from redis_stream_coord.commands import Entry, Fence
 
 from .record import GroupRecord
 from .store import FINISHED, GONE, NO_GROUP, PENDING, Store
+from .watched import Watched
 
 # Ends of a session after which its handlers may run on beside those of the next owner.
 _OVERLAP = frozenset({"expired", "fenced", "replaced", "abandoned", "deleted", "rolled back"})
@@ -62,27 +63,10 @@ class Handling:
         self.item = item
 
 
-class Fencing:
+class Fencing(Watched):
     """The fence of one shard for one group, kept up to date with every write."""
 
-    __slots__ = ("fields", "old", "touched")
-
-    def __init__(self) -> None:
-        self.fields: dict[bytes, bytes] = {}
-        self.old: dict[bytes, bytes] = {}
-        self.touched = False
-
-    def write(self, field: bytes, value: bytes | None) -> None:
-        if not self.touched:
-            self.old, self.touched = dict(self.fields), True
-        if value:
-            self.fields[field] = value
-        else:
-            self.fields.pop(field, None)
-
-    def clear(self) -> None:
-        for field in list(self.fields):
-            self.write(field, None)
+    __slots__ = ()
 
     @staticmethod
     def rank(fields: dict[bytes, bytes]) -> tuple[int, int]:

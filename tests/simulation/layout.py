@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from .deliveries import Deliveries, Item
+from .watched import Watched
 
 _SAGA = re.compile(
     rb"id=(\w+) state=(\w+) epoch=(\d+) from=(\d+) to=(\d+) ordered=([01]) quiesce=([01]) back=([01]) opened=[01] .*"
@@ -63,27 +64,10 @@ class GroupSeen:
     drained: int
 
 
-class Route:
+class Route(Watched):
     """The route of one shard, kept up to date with every write."""
 
-    __slots__ = ("fields", "old", "removed", "touched")
-
-    def __init__(self) -> None:
-        self.fields: dict[bytes, bytes] = {}
-        self.old: dict[bytes, bytes] = {}
-        self.touched = self.removed = False
-
-    def write(self, field: bytes, value: bytes | None) -> None:
-        if not self.touched:
-            self.old, self.touched = dict(self.fields), True
-        if value:
-            self.fields[field] = value
-        else:
-            self.fields.pop(field, None)
-
-    def clear(self) -> None:
-        for field in list(self.fields):
-            self.write(field, None)
+    __slots__ = ()
 
     @staticmethod
     def phase(fields: Mapping[bytes, bytes]) -> tuple[int, bool] | None:
@@ -91,7 +75,7 @@ class Route:
         return (int(fields[b"epoch"]), fields[b"state"] == b"open") if fields else None
 
 
-class LayoutRecord:
+class LayoutRecord(Watched):
     """The record of the stream, with what stood there before the latest command.
 
     Parameters:
@@ -104,27 +88,13 @@ class LayoutRecord:
     """
 
     def __init__(self, shards: int) -> None:
-        self.fields: dict[bytes, bytes] = {}
-        self.old: dict[bytes, bytes] = {}
-        self.touched = False
+        super().__init__()
         self.decided = self.era = 0
         self.routes = [Route() for _ in range(shards)]
         self._drawn = 0
         self._disturbed: str | None = None  # a resharding whose drivers may believe in what Redis has lost since
 
     # --- following ----------------------------------------------------------------------------------------------------
-
-    def write(self, field: bytes, value: bytes | None) -> None:
-        if not self.touched:
-            self.old, self.touched = dict(self.fields), True
-        if value:
-            self.fields[field] = value
-        else:
-            self.fields.pop(field, None)
-
-    def clear(self) -> None:
-        for field in list(self.fields):
-            self.write(field, None)
 
     def settle(self) -> None:
         """What is there now is what was there before the next command."""
